@@ -1,0 +1,41 @@
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+# On Linux the default index has torch with gigabytes of CUDA; the CPU build is enough for everything here.
+TORCH := torch==2.13.0$(if $(filter Linux,$(shell uname -s)),+cpu)
+TORCH_INDEX := https://download.pytorch.org/whl/cpu
+
+.PHONY: help demo test lint bench-accuracy clean
+
+help:  ## this list
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
+
+$(VENV)/torch: constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install -q -c constraints.txt "$(TORCH)" 2>/dev/null || $(PIP) install -q -c constraints.txt "$(TORCH)" --extra-index-url $(TORCH_INDEX)
+	@touch $@
+
+$(VENV)/memfit: $(VENV)/torch pyproject.toml
+	$(PIP) install -q -c constraints.txt -e .
+	@touch $@
+
+$(VENV)/everything: $(VENV)/memfit
+	$(PIP) install -q -c constraints.txt -e ".[test,models]"
+	@touch $@
+
+demo: $(VENV)/memfit  ## set up, then show where the memory of a small 3D autoencoder goes, measured and predicted
+	@$(BIN)/memfit demo
+
+lint: $(VENV)/everything  ## style and types
+	$(BIN)/ruff check
+	$(BIN)/mypy
+
+test: lint  ## set up, then run the whole test suite
+	$(BIN)/python -m pytest
+
+bench-accuracy: $(VENV)/everything  ## predicted against measured memory, for 14 public models (about half an hour)
+	$(BIN)/python -m benchmarks.accuracy
+
+clean:  ## remove the environment
+	rm -rf $(VENV)

@@ -1,0 +1,27 @@
+"""Watches torch run a training step, real or simulated, and writes down a Trace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from memfit.capture.real import capture_real, device_of
+from memfit.capture.simulated import capture_simulated
+from memfit.errors import MemfitError
+from memfit.records import Trace
+from memfit.step import Step
+
+__all__ = ["capture"]
+
+Progress = Callable[[str], None]
+
+
+def capture(step: Step, simulate: bool = False, device: str | None = None, progress: Progress = lambda words: None) -> Trace:
+    """One steady step as a Trace; `simulate` allocates nothing, and may be for a `device` that is not here."""
+    if simulate:
+        return capture_simulated(step, device, progress)
+    if device is not None and device.split(":")[0] != device_of(step):
+        raise MemfitError(
+            f"This step is built on {device_of(step)}, so a real run happens there, not on {device}: "
+            f"build it on {device}, or ask for a prediction with --simulate (in Python: simulate=True)."
+        )
+    return capture_real(step, progress)

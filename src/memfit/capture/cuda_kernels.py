@@ -1,0 +1,50 @@
+"""Calls that keep other tensors on CUDA than on a CPU, exchanged for CUDA's form while a step is simulated."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+aten = torch.ops.aten
+
+
+class cuda_kernels(TorchFunctionMode):
+    """Dropout keeps a mask of bytes (a CPU keeps floats); attention runs fused, with dropout too (a CPU then makes the maps)."""
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is F.scaled_dot_product_attention:
+            return _attention(*args, **kwargs)
+        if func is torch.dropout or (func is F.dropout and not kwargs.get("inplace")):
+            return _dropout(*args, **kwargs)
+        return func(*args, **kwargs)
+
+
+def _dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False, train: bool | None = None) -> Any:
+    on = training if train is None else train
+    return torch.native_dropout(input, p, on)[0] if on and p else input
+
+
+def _attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
+    if enable_gqa:
+        times = query.size(-3) // key.size(-3)
+        key, value = key.repeat_interleave(times, -3), value.repeat_interleave(times, -3)
+    if attn_mask is not None:
+        shape = (*query.shape[:-1], key.size(-2))
+        attn_mask = query.new_empty(attn_mask.shape) if attn_mask.dtype == torch.bool else attn_mask
+        attn_mask = attn_mask.expand(shape)
+    return aten._scaled_dot_product_efficient_attention(
+        query, key, value, attn_mask, True, dropout_p, is_causal, scale=scale
+    )[0]

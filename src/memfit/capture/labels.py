@@ -1,0 +1,51 @@
+"""Tells a recorder what the step's own tensors are: parameters, gradients, optimizer states, the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+
+import torch
+
+from memfit.batches import tensors_in
+from memfit.capture.recorder import Recorder
+from memfit.step import Step
+
+
+@contextmanager
+def labelled(recorder: Recorder, step: Step) -> Iterator[None]:
+    """Names what exists before the step, gradients as they appear, and the optimizer's states after it."""
+    name_fixed_parts(recorder, step)
+    name_optimizer_states(recorder, step)
+    with ExitStack() as hooks:
+        for parameter in (p for model in step.models.values() for p in model.parameters() if p.requires_grad):
+            hooks.callback(parameter.register_post_accumulate_grad_hook(_names_gradient(recorder)).remove)
+        yield
+    name_optimizer_states(recorder, step)
+
+
+def _names_gradient(recorder: Recorder) -> Callable[[torch.Tensor], None]:
+    def name(parameter: torch.Tensor) -> None:
+        if parameter.grad is not None:
+            recorder.watch(parameter.grad, "gradients")
+
+    return name
+
+
+def name_fixed_parts(recorder: Recorder, step: Step) -> None:
+    """Parameters, buffers and the batch."""
+    for prefix, model in step.models.items():
+        for name, parameter in model.named_parameters(prefix):
+            recorder.watch(parameter, "parameters", name)
+        for name, buffer in model.named_buffers(prefix):
+            recorder.watch(buffer, "other", name)
+    for path, tensor in tensors_in(step.batch):
+        recorder.watch(tensor, "batch", path)
+
+
+def name_optimizer_states(recorder: Recorder, step: Step) -> None:
+    """What the optimizers keep from step to step."""
+    for optimizer in step.optimizers:
+        for state in optimizer.state.values():
+            for path, tensor in tensors_in(dict(state), type(optimizer).__name__):
+                recorder.watch(tensor, "optimizer", path)

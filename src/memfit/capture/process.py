@@ -1,0 +1,92 @@
+"""What the operating system or the driver sees of the process: its base, its high-water mark, and what is predicted for both."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+
+import psutil
+
+from memfit.batches import tensors_in
+from memfit.capture.allocations import Allocations
+from memfit.capture.cuda_allocator import CachingAllocator
+from memfit.capture.heap import Slack, heap_slack
+from memfit.capture.loaders import loader_workers
+from memfit.records import Process, Trace
+from memfit.step import Step
+
+_WARM_UP = 45 * 2**20  # kernels' code, threads and their buffers, from the first step on (measured: 28 to 65 MiB)
+_WARM_UP_UNSURE = 25 * 2**20
+_CUDA_CONTEXT = 480 * 2**20  # driver context and libraries: between 300 and 600 MiB on common cards, not measured here
+_CUDA_CONTEXT_UNSURE = 150 * 2**20
+
+
+def resident_bytes() -> int:
+    """What the process holds in memory now."""
+    return int(psutil.Process().memory_info().rss)
+
+
+def base_bytes(step: Step) -> int:
+    """What the process holds beside the step's own tensors: interpreter and libraries."""
+    tensors = [t for model in step.models.values() for t in (*model.parameters(), *model.buffers())]
+    tensors += [t for _, t in tensors_in(step.batch)]
+    tensors += [t for o in step.optimizers for state in o.state.values() for _, t in tensors_in(dict(state))]
+    ours = {id(t.untyped_storage()): t.untyped_storage() for t in tensors if t.device.type == "cpu" and type(t).__name__ != "FakeTensor"}
+    return max(0, resident_bytes() - sum(s.nbytes() for s in ours.values()))
+
+
+class HighWaterMark:
+    """The most the process held while this was entered. Linux resets its own mark; elsewhere the larger end is taken."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+
+    def __enter__(self) -> HighWaterMark:
+        _give_back_free_memory()
+        try:
+            Path("/proc/self/clear_refs").write_text("5")
+        except OSError:
+            self.bytes = resident_bytes()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        marks = [line.split()[1] for line in _status() if line.startswith("VmHWM")]
+        self.bytes = max(self.bytes, int(marks[0]) * 1024 if marks else resident_bytes())
+
+
+def _status() -> list[str]:
+    try:
+        return Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return []
+
+
+def _give_back_free_memory() -> None:
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim:
+        trim(0)
+
+
+def predicted_process(trace: Trace, step: Step, base: int) -> Process:
+    """The process's parts, predicted from the trace; `base` was taken before the simulation."""
+    allocations = Allocations.of(trace)
+    workers = loader_workers(step.loader)
+    if trace.device == "cuda":
+        base, unsure, slack = _CUDA_CONTEXT, _CUDA_CONTEXT_UNSURE, _reserved_slack(allocations)
+    else:
+        base, unsure, slack = base + _WARM_UP, _WARM_UP_UNSURE, heap_slack(allocations)
+    return Process(
+        base, slack.low - unsure, slack.likely, slack.high + unsure, workers.bytes, workers.count, workers.pinned_bytes
+    )
+
+
+def _reserved_slack(allocations: Allocations) -> Slack:
+    """What CUDA's caching allocator reserves beyond what it hands out."""
+    allocator = CachingAllocator()
+    for block, size in allocations.steps(2):
+        if size:
+            allocator.allocate(block, size)
+        else:
+            allocator.free(block)
+    extra = max(0, allocator.peak_reserved_bytes - allocations.peak)
+    return Slack(0, extra, extra + allocations.peak // 20)

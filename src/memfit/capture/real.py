@@ -1,0 +1,105 @@
+"""A step run for real: what torch's allocator handed out, and when, by its own memory events."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from memfit.capture.labels import labelled
+from memfit.capture.loaders import loader_workers
+from memfit.capture.memory_events import MemoryEvents, peak_of
+from memfit.capture.models import models_of, with_states_from_the_start
+from memfit.capture.non_finite import FiniteLosses
+from memfit.capture.process import HighWaterMark, base_bytes
+from memfit.capture.recorder import Recorder
+from memfit.capture.rollback import rolled_back
+from memfit.capture.whereabouts import ModulePath
+from memfit.records import Process, Storage, Trace
+from memfit.step import Step
+
+_MOST_STEPS = 4  # a step whose memory still grows after so many will grow for ever
+
+
+@dataclass(frozen=True)
+class _Recording:
+    recorder: Recorder
+    modules: ModulePath
+    changes: list[list[int]]  # the allocator's events, a list for each op
+
+
+def capture_real(step: Step, progress: Callable[[str], None]) -> Trace:
+    """Run the step until its memory repeats, record it, and put everything back."""
+    workers = loader_workers(step.loader)
+    base = base_bytes(step)
+    with rolled_back(step):
+        recording, growth = _record_steady(step, progress)
+        progress("timing a plain step")
+        with HighWaterMark() as mark:
+            started = time.perf_counter()
+            step.run(step.batch, schedule=False)
+            seconds = time.perf_counter() - started
+    storages = with_states_from_the_start(recording.recorder.storages())
+    ops = recording.recorder.ops(_workspaces(recording, storages))
+    return Trace(
+        ops,
+        storages,
+        recording.recorder.saved(),
+        recording.recorder.calls(),
+        models_of(step, recording.modules),
+        Process(
+            base,
+            workers_bytes=workers.bytes,
+            workers=workers.count,
+            pinned_bytes=workers.pinned_bytes,
+            measured_bytes=mark.bytes + workers.bytes,
+        ),
+        predicted=False,
+        device=device_of(step),
+        batch_size=step.batch_size,
+        step_seconds=seconds,
+        growth_bytes=growth,
+    )
+
+
+def device_of(step: Step) -> str:
+    """Where the step's first parameter lives."""
+    return next((p.device.type for model in step.models.values() for p in model.parameters()), "cpu")
+
+
+def _record_steady(step: Step, progress: Callable[[str], None]) -> tuple[_Recording, int]:
+    """The first step that leaves nothing new behind, and what each step leaves behind if there is none such."""
+    with MemoryEvents() as events:
+        progress("running a first step, which makes the optimizer's states")
+        step.run(step.batch, FiniteLosses(step), schedule=False)
+        recordings = []
+        for attempt in range(1, _MOST_STEPS):
+            progress(f"recording step {attempt + 1}")
+            recordings.append(_record(step, events))
+            if not recordings[-1].recorder.left_over():
+                break
+    sections = events.sections()
+    last = recordings[-1]
+    lengths = [recording.recorder.now + 1 for recording in recordings]
+    begin = len(sections) - lengths[-1]
+    growth = last.recorder.left_over() if len(recordings) == _MOST_STEPS - 1 else 0
+    return _Recording(last.recorder, last.modules, sections[begin:]), growth
+
+
+def _record(step: Step, events: MemoryEvents) -> _Recording:
+    for optimizer in step.optimizers:
+        optimizer.zero_grad()  # the step would do so itself, but its line begins without the last step's gradients
+    modules = ModulePath(step.models)
+    recorder = Recorder(modules, on_op=lambda *call: events.marker(), timed=True)
+    with labelled(recorder, step), recorder:
+        step.run(step.batch, recorder, schedule=False)
+    return _Recording(recorder, modules, [])
+
+
+def _workspaces(recording: _Recording, storages: tuple[Storage, ...]) -> list[int]:
+    """What each op took inside: its own peak, less what it left in storages we know."""
+    made = [0] * len(recording.changes)
+    for storage in storages:
+        if storage.born >= 0:
+            made[storage.born] += storage.bytes
+    return [max(0, peak_of(changes) - new) for changes, new in zip(recording.changes, made, strict=True)]

@@ -1,0 +1,182 @@
+"""The one recorder: a dispatch mode that writes down every storage's birth and death, real or fake."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from memfit.capture.autograd_nodes import current_node_number, node_number_of_next_op
+from memfit.capture.whereabouts import ModulePath, SourceLines
+from memfit.records import Call, Op, Saved, Storage
+
+OpCall = Callable[[int, Any, tuple[Any, ...], dict[str, Any]], None]
+
+
+_BEFORE = -1
+_NOT_ON_THE_LINE = ("prim", "profiler")  # questions about a tensor and marks of torch's own: they take no memory
+_TAKES_NEW_TENSORS = (torch.ops.aten.lift_fresh.default,)  # torch.tensor(...) makes its tensor out of our sight
+
+
+class _Watched(weakref.ref[torch.UntypedStorage]):
+    """A weak reference to a storage that knows its number."""
+
+    __slots__ = ("number",)
+    number: int
+
+
+class Recorder(TorchDispatchMode):
+    """While it is entered, every operator call becomes an Op, every storage a Storage.
+
+    `watch` names what exists before the step. `enter` is called by Step.run as the step moves from phase to phase.
+    `on_op` sees each call before it runs: for what only one kind of capture needs.
+    """
+
+    def __init__(self, modules: ModulePath, on_op: OpCall | None = None, timed: bool = False) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.now = -1  # the op that is running, or ran last
+        self._modules, self._lines, self._on_op, self._timed = modules, SourceLines(), on_op, timed
+        modules.on_enter, modules.on_leave = self._enter_module, self._leave_module
+        self._phase, self._loss = "forward", ""
+        self._ops: list[list[Any]] = []
+        self._watched: dict[int, _Watched] = {}
+        self._storages: list[list[Any]] = []
+        self._op_of_node: dict[int, int] = {}
+        self._saved: list[list[Any]] = []
+        self._open_calls: list[tuple[str, int]] = []
+        self._calls: list[Call] = []
+        self._silent = self._over = False
+        self._hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
+
+    def __enter__(self) -> Recorder:
+        self._modules.__enter__()
+        self._hooks.__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        super().__exit__(*exc)  # type: ignore[no-untyped-call]
+        self._hooks.__exit__(*exc)
+        self._modules.__exit__(*exc)
+        self._over = True
+
+    def enter(self, phase: str, loss: str) -> None:
+        """The step moves on to another phase."""
+        self._phase, self._loss = phase, loss
+
+    def saw_loss(self, name: str, loss: torch.Tensor) -> None:
+        """The loss itself is of no interest here."""
+
+    def watch(self, tensor: torch.Tensor, kind: str, name: str = "") -> None:
+        """Say what a storage is to the step; one not seen so far was there before. The first word on a storage counts."""
+        number = self._number_of(tensor)
+        if not self._storages[number][3]:
+            self._storages[number][3], self._storages[number][6] = kind, name
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if self._silent or func.namespace in _NOT_ON_THE_LINE:
+            return func(*args, **kwargs)
+        self.now = now = self.now + 1
+        op = self._begin(func, args)
+        self._ops.append(op)
+        if self._on_op:
+            self._on_op(now, func, args, kwargs)
+        if self._timed:
+            start = time.perf_counter()
+            out = func(*args, **kwargs)
+            op[7] = time.perf_counter() - start
+        else:
+            out = func(*args, **kwargs)
+        op[6] = [self._number_of(t, now) for t in _tensors((out,))]
+        return out
+
+    def _begin(self, func: Any, args: tuple[Any, ...]) -> list[Any]:
+        forward, module, source = None, "", ""
+        if self._phase == "forward":
+            module, source = self._modules.current, self._lines.here()
+            self._op_of_node.setdefault(node_number_of_next_op(), self.now)
+        elif self._phase == "backward":
+            forward = self._op_of_node.get(current_node_number())
+            if forward is not None:
+                module, source = self._ops[forward][3], self._ops[forward][4]
+        born = self.now if func in _TAKES_NEW_TENSORS else _BEFORE
+        inputs = [self._number_of(t, born) for t in _tensors(args)]
+        return [func, self._phase, self._loss, module, source, inputs, (), None, forward]
+
+    def _number_of(self, tensor: torch.Tensor, born: int = _BEFORE) -> int:
+        storage = tensor.untyped_storage()
+        known = self._watched.get(id(storage))
+        if known is not None and known() is storage:
+            return known.number
+        watched = _Watched(storage, self._died)
+        watched.number = len(self._storages)
+        self._watched[id(storage)] = watched
+        self._storages.append([storage.nbytes(), born, None, "", tuple(tensor.shape), tensor.dtype, ""])
+        return watched.number
+
+    def _died(self, watched: _Watched) -> None:
+        if not self._over:
+            self._storages[watched.number][2] = self.now
+
+    def _pack(self, tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
+        node = node_number_of_next_op()
+        self._saved.append([self._number_of(tensor), node, None])
+        made_by = tensor.grad_fn
+        if made_by is not None and made_by._sequence_nr() == node:  # an output of the node itself: keeping it would be a cycle
+            self._silent = True
+            tensor = tensor.detach()
+            self._silent = False
+        return tensor, len(self._saved) - 1
+
+    def _unpack(self, packed: tuple[torch.Tensor, int]) -> torch.Tensor:
+        self._saved[packed[1]][2] = self.now + 1
+        return packed[0]
+
+    def _enter_module(self, path: str) -> None:
+        self._open_calls.append((path, self.now + 1))
+
+    def _leave_module(self, path: str) -> None:
+        path, first = self._open_calls.pop()
+        if first <= self.now and self._phase == "forward":
+            self._calls.append(Call(path, first, self.now))
+
+    def ops(self, workspaces: Sequence[int], errors: Sequence[int] | None = None) -> tuple[Op, ...]:
+        """What ran, with the bytes each op took inside and how far those may be off."""
+        return tuple(
+            Op(str(func), phase, loss, module, source, tuple(inputs), tuple(outputs), workspace, error, seconds, forward)
+            for (func, phase, loss, module, source, inputs, outputs, seconds, forward), workspace, error in zip(
+                self._ops, workspaces, errors or [0] * len(self._ops), strict=True
+            )
+        )
+
+    def storages(self) -> tuple[Storage, ...]:
+        """What lived, and when."""
+        return tuple(
+            Storage(size, born, died, kind, shape, str(dtype).removeprefix("torch."), name)
+            for size, born, died, kind, shape, dtype, name in self._storages
+        )
+
+    def saved(self) -> tuple[Saved, ...]:
+        """What autograd kept, for which op."""
+        return tuple(Saved(number, self._op_of_node[node], read) for number, node, read in self._saved if node in self._op_of_node)
+
+    def left_over(self) -> int:
+        """Bytes made in this step that still live after it and are nothing the step keeps: no gradient, no optimizer state."""
+        return sum(s[0] for s in self._storages if s[1] >= 0 and s[2] is None and not s[3])
+
+    def calls(self) -> tuple[Call, ...]:
+        """The module calls of the forward passes."""
+        return tuple(self._calls)
+
+
+def _tensors(values: Any) -> Iterator[torch.Tensor]:
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from _tensors(value)

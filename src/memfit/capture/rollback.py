@@ -1,0 +1,84 @@
+"""Whatever a captured step changes is put back: parameters, buffers, optimizer state, gradients, random numbers, the user's batch.
+
+The bits wait in a file, not in memory, so that looking at a step that barely fits does not tip it over.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import IO, Any
+
+import numpy as np
+import torch
+
+from memfit.batches import tensors_in
+from memfit.step import Step
+
+
+@contextmanager
+def rolled_back(step: Step) -> Iterator[None]:
+    """Run steps inside; afterwards the step is as it was, bit for bit, also after an exception."""
+    rng = (torch.get_rng_state(), random.getstate(), np.random.get_state())
+    cuda_rng = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
+    optimizers = [(o, {p: copy.copy(s) for p, s in o.state.items()}, [dict(g) for g in o.param_groups]) for o in step.optimizers]
+    buffers = [(m._buffers, dict(m._buffers)) for model in step.models.values() for m in model.modules()]
+    parameters = [p for model in step.models.values() for p in model.parameters()]
+    gradients = [p.grad for p in parameters]
+    for p in parameters:
+        p.grad = None
+    storages = _storages(step)
+    with tempfile.TemporaryFile() as kept:
+        for storage in storages:
+            _write(storage, kept)
+        try:
+            yield
+        finally:
+            for optimizer, state, groups in optimizers:
+                optimizer.state.clear()
+                optimizer.state.update(state)
+                for group, values in zip(optimizer.param_groups, groups, strict=True):
+                    group.clear()
+                    group.update(values)
+            for held, before in buffers:
+                held.clear()
+                held.update(before)
+            for p, gradient in zip(parameters, gradients, strict=True):
+                p.grad = gradient
+            kept.seek(0)
+            for storage in storages:
+                _read(storage, kept)
+            torch.set_rng_state(rng[0])
+            random.setstate(rng[1])
+            np.random.set_state(rng[2])
+            if cuda_rng is not None:
+                torch.cuda.set_rng_state_all(cuda_rng)
+
+
+def _storages(step: Step) -> list[torch.UntypedStorage]:
+    tensors: list[Any] = [t for model in step.models.values() for t in (*model.parameters(), *model.buffers())]
+    tensors += [t for o in step.optimizers for state in o.state.values() for _, t in tensors_in(dict(state))]
+    tensors += [t for o in step.optimizers for group in o.param_groups for t in group.values() if isinstance(t, torch.Tensor)]
+    tensors += [t for _, t in tensors_in(step.batch)]
+    return list({t.untyped_storage().data_ptr(): t.untyped_storage() for t in tensors}.values())
+
+
+def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+
+
+def _write(storage: torch.UntypedStorage, file: IO[bytes]) -> None:
+    with torch.no_grad():
+        file.write(_bytes_of(storage).cpu().numpy().data)
+
+
+def _read(storage: torch.UntypedStorage, file: IO[bytes]) -> None:
+    with torch.no_grad():
+        target = _bytes_of(storage)
+        if storage.device.type == "cpu":
+            file.readinto(target.numpy().data)  # type: ignore[attr-defined]
+        else:
+            target.copy_(torch.frombuffer(bytearray(file.read(storage.nbytes())), dtype=torch.uint8))

@@ -1,0 +1,69 @@
+"""A step run on fake tensors: no memory is touched, and the device need not be here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from torch.optim import Optimizer
+
+from memfit.capture.devices import Device, device_named
+from memfit.capture.labels import labelled
+from memfit.capture.models import models_of, with_states_from_the_start
+from memfit.capture.process import base_bytes, predicted_process
+from memfit.capture.real import device_of
+from memfit.capture.recorder import Recorder
+from memfit.capture.simulation import simulated
+from memfit.capture.whereabouts import ModulePath
+from memfit.capture.workspaces import Workspaces
+from memfit.records import Process, Trace
+from memfit.step import Step
+
+
+def capture_simulated(step: Step, device: str | None, progress: Callable[[str], None]) -> Trace:
+    """The steady step, predicted."""
+    target = device_named(device or device_of(step))
+    base = base_bytes(step)
+    progress("simulating the step")
+    with simulated(step) as fake, target.rules(fake):
+        if not all(_makes_states_once(optimizer) for optimizer in step.optimizers):
+            fake.run(fake.batch, schedule=False)
+        recorder, modules, workspaces = _record(fake, target)
+        growth = 0
+        if recorder.left_over():  # made once and kept, or made anew in every step: a second one tells
+            recorder, modules, workspaces = _record(fake, target)
+            growth = recorder.left_over()
+        models = models_of(fake, modules)
+    taken, unsure = workspaces.bytes_for(recorder.now + 1, progress)
+    storages = target.rounded(with_states_from_the_start(recorder.storages()))
+    trace = Trace(
+        recorder.ops(taken, unsure),
+        storages,
+        recorder.saved(),
+        recorder.calls(),
+        models,
+        Process(0),
+        predicted=True,
+        device=target.name,
+        batch_size=step.batch_size,
+        growth_bytes=growth,
+        half_is_cheap=target.half_is_cheap,
+        notes=target.notes,
+    )
+    progress("predicting what the process takes")
+    return replace(trace, process=predicted_process(trace, step, base))
+
+
+def _makes_states_once(optimizer: Optimizer) -> bool:
+    """torch's own optimizers make their states in the first step and do the same work in every one; of others we do not know."""
+    return type(optimizer).__module__.startswith("torch.optim")
+
+
+def _record(step: Step, target: Device) -> tuple[Recorder, ModulePath, Workspaces]:
+    for optimizer in step.optimizers:
+        optimizer.zero_grad()
+    workspaces, modules = Workspaces(), ModulePath(step.models)
+    recorder = Recorder(modules, on_op=workspaces.note if target.measures_workspaces else None)
+    with labelled(recorder, step), recorder:
+        step.run(step.batch, recorder, schedule=False)
+    return recorder, modules, workspaces

@@ -1,0 +1,94 @@
+"""Collects the calls of a simulated step whose workspace has to be known, and gives each op its bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from memfit.capture.workspaces.calls import Call
+from memfit.capture.workspaces.measured import measure
+from memfit.capture.workspaces.remembered import Remembered
+from memfit.capture.workspaces.shrinking import smaller_calls
+
+TRIED_BYTES = 12 * 2**20
+"""A call whose arguments are larger is not run at its size: two smaller ones are, and their line is extended."""
+
+_NOTHING_INSIDE = frozenset(
+    """
+    empty zeros ones full arange scalar_tensor new_empty new_zeros new_full new_ones new_empty_strided empty_strided empty_like zeros_like
+    ones_like full_like clone copy_ _to_copy zero_ fill_ detach lift_fresh lift_fresh_copy bernoulli_ normal_ uniform_ rand randn rand_like
+    randn_like cat stack embedding constant_pad_nd _local_scalar_dense item _foreach_zero_ slice_backward select_backward
+    """.split()  # noqa: SIM905
+)
+
+
+def _kind_of(func: Any) -> str:
+    if func.is_view or func.namespace != "aten" or func._schema.name.removeprefix("aten::") in _NOTHING_INSIDE:
+        return "nothing"
+    return "pointwise" if torch.Tag.pointwise in func.tags else "inside"
+
+
+class Workspaces:
+    """`note` each op as it is recorded; `bytes_for` then measures what is not known yet."""
+
+    def __init__(self) -> None:
+        self._kinds: dict[Any, str] = {}
+        self._calls: dict[str, Call] = {}
+        self._key_of_op: dict[int, str] = {}
+
+    def note(self, number: int, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Remember the call if it may take memory inside."""
+        kind = self._kinds.get(func)
+        if kind is None:
+            kind = self._kinds[func] = _kind_of(func)
+        if kind == "nothing" or (kind == "pointwise" and _of_one_dtype(args)):
+            return
+        call = Call.of(func, args, kwargs)
+        key = call.key
+        self._calls.setdefault(key, call)
+        self._key_of_op[number] = key
+
+    def bytes_for(self, ops: int, progress: Callable[[str], None]) -> tuple[list[int], list[int]]:
+        """For each op the bytes inside it, and by how much that may be off (0 where it was measured as it is)."""
+        remembered = Remembered()
+        unknown = {key: call for key, call in self._calls.items() if remembered.get(key) is None}
+        if unknown:
+            progress(f"measuring the workspaces of {len(unknown)} kinds of ops, once for this machine")
+            remembered.put(_measure_all(unknown))
+        found = {key: remembered.get(key) or [0.0, 0.0] for key in self._calls}
+        taken, unsure = [0] * ops, [0] * ops
+        for number, key in self._key_of_op.items():
+            taken[number], unsure[number] = int(found[key][0]), int(found[key][1])
+        return taken, unsure
+
+
+def _of_one_dtype(args: tuple[Any, ...]) -> bool:
+    dtypes = {arg.dtype for arg in args if isinstance(arg, torch.Tensor) and arg.dim()}
+    return len(dtypes) < 2  # else the CPU converts inputs inside the op
+
+
+def _measure_all(calls: dict[str, Call]) -> dict[str, list[float]]:
+    """[bytes, uncertainty] by signature."""
+    tried = {key: [call] if call.nbytes <= TRIED_BYTES else smaller_calls(call, TRIED_BYTES) for key, call in calls.items()}
+    distinct = {call.key: call for trials in tried.values() for call in trials}
+    measured = dict(zip(distinct, measure(list(distinct.values())), strict=True))
+    found = {}
+    for key, trials in tried.items():
+        points = [(call.nbytes, taken) for call in trials if (taken := measured[call.key]) is not None]
+        found[key] = _extended(calls[key].nbytes, points)
+    return found
+
+
+def _extended(nbytes: int, points: list[tuple[int, int]]) -> list[float]:
+    """The workspace of a call with `nbytes` of arguments, on the line through smaller calls."""
+    if not points:
+        return [0.0, float(nbytes)]
+    (large, much), (small, little) = points[-1], points[0]
+    if large == nbytes:
+        return [float(much), 0.0]
+    if large == small:
+        return [much * nbytes / large, float(nbytes)]
+    extended = max(0.0, much + (much - little) / (large - small) * (nbytes - large))
+    return [extended, 0.05 * extended]

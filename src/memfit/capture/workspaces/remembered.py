@@ -1,0 +1,51 @@
+"""Workspaces measured before, in a file per kind of machine: they depend on torch, the instruction set and the number of threads."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from pathlib import Path
+
+import torch
+
+
+def machine_kind() -> str:
+    """What workspaces depend on, as a file name."""
+    kernels = "onednn" if torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled else "native"
+    exact = "-deterministic" if torch.are_deterministic_algorithms_enabled() else ""
+    capability = torch.backends.cpu.get_cpu_capability().lower().replace(" ", "")
+    return f"torch-{torch.__version__}-{capability}-{torch.get_num_threads()}threads-{kernels}{exact}"
+
+
+def cache_directory() -> Path:
+    """Where measurements are kept: MEMFIT_CACHE, or the user's cache directory."""
+    chosen = os.environ.get("MEMFIT_CACHE")
+    return Path(chosen) if chosen else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "memfit"
+
+
+class Remembered:
+    """A dict of bytes (or byte formulas) by signature that outlives the process. A damaged or unwritable file is no reason to stop."""
+
+    def __init__(self) -> None:
+        self._file = cache_directory() / f"workspaces-{machine_kind()}.json"
+        try:
+            loaded = json.loads(self._file.read_text())
+            self._known: dict[str, list[float]] = loaded if isinstance(loaded, dict) else {}
+        except (OSError, ValueError):
+            self._known = {}
+
+    def get(self, key: str) -> list[float] | None:
+        """What was measured for this signature, if it was."""
+        return self._known.get(key)
+
+    def put(self, found: dict[str, list[float]]) -> None:
+        """Keep new measurements, now and for later processes."""
+        self._known |= found
+        try:
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile("w", dir=self._file.parent, delete=False) as written:
+                json.dump(self._known, written)
+            os.replace(written.name, self._file)
+        except OSError:
+            return

@@ -1,0 +1,145 @@
+"""Smaller calls of the same kind, from which the workspace of a call too large to try can be extrapolated.
+
+Along one dimension at a time: samples, the first spatial dimension of a convolution, heads or channels where an op treats each alike.
+Workspaces grow linearly along these, apart from a constant part (buffers per thread), so two smaller calls tell the larger one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from memfit.capture.workspaces.calls import Call, Shape
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """A dimension to shrink along: the full length, how to make the call with another one, and the least that is still alike."""
+
+    full: int
+    make: Callable[[int], Call | None]
+    shortest: int = 1
+
+
+_MATRICES = {aten.mm.default: "mk kn", aten.addmm.default: "_ mk kn", aten.bmm.default: "bmk bkn", aten.baddbmm.default: "_ bmk bkn"}
+_ONEDNN_FROM = 20_480  # a lone image goes to oneDNN when the product of its first four dimensions is larger
+
+
+def smaller_calls(call: Call, limit: int) -> list[Call]:
+    """Two calls of about `limit` bytes that are shorter along one dimension; none if there is no such way."""
+    for axis in _axes(call):
+        long = max(int(axis.full * limit / max(call.nbytes, 1)), axis.shortest + (axis.shortest + 1) // 2)
+        short = max(axis.shortest, long // 2)
+        made = [axis.make(length) for length in (short, long)] if short < long < axis.full else []
+        calls = [shrunk for shrunk in made if shrunk is not None and shrunk.nbytes < 4 * limit]
+        if len(calls) == 2 and calls[0].nbytes < calls[1].nbytes:
+            return calls
+    return []
+
+
+def _axes(call: Call) -> Iterator[Axis]:
+    if call.func in (aten.convolution.default, aten.convolution_backward.default):
+        yield from _convolution_axes(call)
+    elif call.func in (aten.native_group_norm.default, aten.native_group_norm_backward.default):
+        yield from _group_norm_axes(call)
+    elif call.func in _MATRICES:
+        yield from _matrix_axes(call, _MATRICES[call.func])
+    elif "_foreach_" in str(call.func) or "_fused_" in str(call.func):
+        yield from _list_axes(call)
+    else:
+        yield from _shared_axes(call)
+
+
+def _convolution_axes(call: Call) -> Iterator[Axis]:
+    backward = call.func is aten.convolution_backward.default
+    first = 1 if backward else 0  # where the input stands among the arguments
+    image: Shape = call.args[first]
+    yield Axis(image.size[0], lambda n: call.with_args({i: call.args[i].resized(0, n) for i in range(first + 1)}), shortest=2)
+    stride, transposed = call.args[first + 3], call.args[first + 6]
+
+    def shortened(dim: int, length: int) -> Call | None:
+        shorter, longer = (1, stride[dim - 2]) if transposed else (stride[dim - 2], 1)  # input and output shrink together
+        steps = (image.size[dim] - length) // shorter
+        changed = {first: image.resized(dim, image.size[dim] - steps * shorter)}
+        if backward:
+            changed[0] = call.args[0].resized(dim, call.args[0].size[dim] - steps * longer)
+        return call.with_args(changed) if all(shape.size[dim] > 0 for shape in changed.values()) else None
+
+    for dim in range(2, len(image.size)):
+        yield Axis(image.size[dim], partial(shortened, dim), _least_alike(image, call.args[first + 1], dim))
+
+
+def _least_alike(image: Shape, kernel: Shape, dim: int) -> int:
+    """The shortest length at which torch still picks the same kernel as for the full one."""
+    least, product = 2 * kernel.size[dim] + 2, math.prod(image.size[:4])
+    if image.size[0] > 1 or product <= _ONEDNN_FROM or dim > 3:
+        return least
+    return max(least, _ONEDNN_FROM * image.size[dim] // product + 1)
+
+
+def _group_norm_axes(call: Call) -> Iterator[Axis]:
+    counts = 5 if call.func is aten.native_group_norm_backward.default else 3  # where N, C, HxW stand
+    samples, _, area = call.args[counts : counts + 3]
+    images = [i for i, arg in enumerate(call.args) if isinstance(arg, Shape) and len(arg.size) > 2]
+    per_sample = [i for i, arg in enumerate(call.args) if isinstance(arg, Shape) and len(arg.size) > 1 and arg.size[0] == samples]
+    yield Axis(samples, lambda n: call.with_args({i: call.args[i].resized(0, n) for i in per_sample} | {counts: n}))
+    if images:
+        depth = call.args[images[0]].size[2]
+        yield Axis(depth, lambda n: call.with_args({i: call.args[i].resized(2, n) for i in images} | {counts + 2: area // depth * n}))
+
+
+def _matrix_axes(call: Call, letters: str) -> Iterator[Axis]:
+    lengths = {
+        letter: shape.size[dim]
+        for word, shape in zip(letters.split(), call.args, strict=False)
+        for dim, letter in enumerate(word)
+        if letter != "_"
+    }
+    for letter in sorted(lengths, key=lambda name: -lengths[name]):
+        if not (letters.startswith("_") and letter == "n"):  # addmm's bias goes along n
+            yield Axis(lengths[letter], partial(_with_letter, call, letters, letter))
+
+
+def _with_letter(call: Call, letters: str, letter: str, length: int) -> Call:
+    changed: dict[int, Any] = {}
+    for position, word in enumerate(letters.split()):
+        if letter in word:
+            changed[position] = call.args[position].resized(word.index(letter), length)
+    return call.with_args(changed)
+
+
+def _list_axes(call: Call) -> Iterator[Axis]:
+    """On a CPU, foreach ops go through their lists one by one: the largest member alone tells the workspace."""
+    lists = [arg for arg in call.args if isinstance(arg, (list, tuple)) and arg and isinstance(arg[0], Shape)]
+    if not lists or len(lists[0]) < 1:
+        return
+    largest = max(range(len(lists[0])), key=lambda i: lists[0][i].nbytes)
+    alone = call.with_args(
+        {
+            i: [arg[largest]]
+            for i, arg in enumerate(call.args)
+            if isinstance(arg, (list, tuple)) and len(arg) == len(lists[0])
+        }
+    )
+    rows = alone.args[0][0].size[0] if alone.args[0][0].size else 1
+    yield Axis(rows, partial(_all_resized, alone, 0, rows))
+
+
+def _shared_axes(call: Call) -> Iterator[Axis]:
+    """Dimensions that an unknown op most likely treats alike: the first two of its largest tensor."""
+    largest = max(call.shapes(), key=lambda shape: shape.nbytes, default=None)
+    if largest is None:
+        return
+    for dim, length in list(enumerate(largest.size))[:2]:
+        yield Axis(length, partial(_all_resized, call, dim, length))
+
+
+def _all_resized(call: Call, dim: int, length: int, shorter: int) -> Call:
+    return call.with_shapes(lambda s: s.resized(dim, shorter) if len(s.size) > dim and s.size[dim] == length else s)

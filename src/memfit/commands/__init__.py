@@ -1,0 +1,10 @@
+"""The command line: one file a subcommand, each reading its arguments and nothing more."""
+
+from __future__ import annotations
+
+import click
+
+from memfit.commands.demo import demo_command
+from memfit.commands.profile import profile_command
+
+COMMANDS: tuple[click.Command, ...] = (profile_command, demo_command)

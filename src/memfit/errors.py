@@ -1,0 +1,45 @@
+"""Every error a user can meet. Each message says what is wrong, why, and the way out; `main` turns it into an exit code."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+__all__ = ["CannotSimulate", "MemfitError", "RecordError", "StepError", "TargetError"]
+
+
+class MemfitError(Exception):
+    """The user's mistake, told in one message. Commands print it without a traceback and exit with `exit_code`."""
+
+    exit_code = 2
+
+
+class StepError(MemfitError):
+    """A training step that cannot work as handed over; every fault found is told at once.
+
+    >>> print(StepError(["the batch is empty: give it at least one sample"]))
+    This step cannot be trained:
+      - the batch is empty: give it at least one sample
+    """
+
+    def __init__(self, faults: Sequence[str]) -> None:
+        self.faults = tuple(faults)
+        super().__init__("This step cannot be trained:\n" + "\n".join(f"  - {fault}" for fault in self.faults))
+
+
+class CannotSimulate(MemfitError):
+    """The step asks for real values (`.item()`, a branch on a tensor), which a simulation does not have."""
+
+    def __init__(self, operation: str, source: str) -> None:
+        self.operation, self.source = operation, source
+        super().__init__(
+            f"This step cannot be simulated: {source} needs the values of a tensor ({operation}), and simulated tensors have none.\n"
+            "Run it for real instead: leave out --simulate (in Python: simulate=False)."
+        )
+
+
+class TargetError(MemfitError):
+    """TARGET does not lead to a function that returns a Step."""
+
+
+class RecordError(MemfitError):
+    """A saved record that cannot be read: not ours, damaged, or from a newer memfit."""

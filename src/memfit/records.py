@@ -1,0 +1,250 @@
+"""The records that stages hand to each other: frozen, versioned, saved as JSON, readable without torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+from memfit.errors import RecordError
+
+CATEGORIES = ("parameters", "gradients", "optimizer", "activations", "temporaries", "batch", "other")
+
+
+class Record:
+    """What every saved record can do: become JSON with its schema in it, and be read back from it."""
+
+    schema: ClassVar[str]
+    version: ClassVar[int] = 1
+
+    def to_dict(self) -> dict[str, Any]:
+        """The record as plain JSON values, `schema` first."""
+        return {"schema": f"{self.schema}/{self.version}"} | {
+            f.name: _plain(getattr(self, f.name)) for f in dataclasses.fields(self) if f.metadata.get("saved", True)  # type: ignore[arg-type]
+        }
+
+    def save(self, path: str | Path) -> None:
+        """Write the record to a file."""
+        Path(path).write_text(json.dumps(self.to_dict(), indent=1) + "\n")
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """Read what `to_dict` gave; a record of another kind or a newer version is refused."""
+        name, _, version = str(values.get("schema", "")).rpartition("/")
+        if name != cls.schema or not version.isdigit():
+            raise RecordError(f"This is not a {cls.schema} record: its schema is {values.get('schema')!r}.")
+        if int(version) > cls.version:
+            raise RecordError(
+                f"This {cls.schema} record has version {version}, this memfit reads up to {cls.version}: "
+                "upgrade memfit, or make the record again."
+            )
+        return typing.cast(Self, _typed(cls, values))
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Read a record from a file."""
+        try:
+            values = json.loads(Path(path).read_text())
+        except OSError as error:
+            raise RecordError(f"{path} cannot be read: {error.strerror}.") from error
+        except ValueError as error:
+            raise RecordError(f"{path} is not JSON ({error}): it is damaged or not a record of memfit's.") from error
+        if not isinstance(values, dict):
+            raise RecordError(f"{path} is not a record of memfit's: it holds no JSON object.")
+        return cls.from_dict(values)
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value):
+        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return value
+
+
+def _typed(kind: Any, value: Any) -> Any:
+    origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+        return _build(kind, value)
+    if origin is tuple and inner[-1] is Ellipsis:
+        return tuple(_typed(inner[0], item) for item in value)
+    if origin is tuple:
+        return tuple(_typed(part, item) for part, item in zip(inner, value, strict=True))
+    if origin is dict:
+        return {key: _typed(inner[1], item) for key, item in value.items()}
+    if origin in (types.UnionType, typing.Union):
+        return None if value is None else _typed(next(part for part in inner if part is not type(None)), value)
+    return value
+
+
+def _build(kind: type, values: Mapping[str, Any]) -> Any:
+    hints = typing.get_type_hints(kind)
+    fields = [f for f in dataclasses.fields(kind) if f.metadata.get("saved", True)]
+    required = {f.name for f in fields if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING}
+    if missing := sorted(required - values.keys()):
+        raise RecordError(f"This {kind.__name__} record lacks {', '.join(missing)}: it is damaged or not memfit's.")
+    return kind(**{f.name: _typed(hints[f.name], values[f.name]) for f in fields if f.name in values})
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """One operator call on the step's time line."""
+
+    name: str
+    phase: str  # "forward", "backward" or "optimizer"
+    loss: str  # the name of the loss it belongs to, "" when there is only one
+    module: str
+    source: str  # the user's line, "file.py:42"
+    inputs: tuple[int, ...]  # storages it read
+    outputs: tuple[int, ...]  # storages it wrote or made
+    workspace: int = 0  # bytes it took inside, beyond its outputs, at its own peak
+    workspace_error: int = 0  # how far a predicted workspace may be off, either way
+    seconds: float | None = None
+    forward: int | None = None  # of a backward op: the forward op whose gradient it computes
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """A piece of memory: alive while ops number `born` to `died` run; -1 and None mean before and after the step."""
+
+    bytes: int
+    born: int
+    died: int | None
+    kind: str = ""  # a category the step itself gives: parameters, gradients, optimizer, batch; "" when made in the step
+    shape: tuple[int, ...] = ()
+    dtype: str = ""
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """Autograd keeps `storage` for the gradient of forward op `op`; backward reads it before op `read` (None: never)."""
+
+    storage: int
+    op: int
+    read: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A module's call and the forward ops that ran in it, first to last."""
+
+    module: str
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """What a ledger needs to know of one of the step's models, or of a network that only the loss holds."""
+
+    name: str
+    kind: str
+    parameters_bytes: int
+    trained: bool
+    frozen: tuple[str, ...] = ()  # modules of it whose parameters all are frozen
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """What the operating system sees beside torch's allocations."""
+
+    base_bytes: int  # interpreter and libraries, warmed up
+    slack_low_bytes: int = 0
+    slack_bytes: int = 0
+    slack_high_bytes: int = 0
+    workers_bytes: int = 0
+    workers: int = 0
+    pinned_bytes: int = 0
+    measured_bytes: int | None = None  # the high-water mark, when the step really ran
+
+
+@dataclass(frozen=True, slots=True)
+class Trace(Record):
+    """Everything that happened in one steady training step, on a line of ops."""
+
+    schema: ClassVar[str] = "memfit.trace"
+
+    ops: tuple[Op, ...]
+    storages: tuple[Storage, ...]
+    saved: tuple[Saved, ...]
+    calls: tuple[Call, ...]
+    models: tuple[Model, ...]
+    process: Process
+    predicted: bool
+    device: str
+    batch_size: int
+    step_seconds: float | None = None
+    growth_bytes: int = 0  # what each further step adds and never frees
+    half_is_cheap: bool = False
+    rounding: int = 1  # the allocator hands out multiples of this
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """Who holds memory at the peak."""
+
+    bytes: int
+    category: str
+    op: str
+    module: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A root cause in plain words."""
+
+    kind: str
+    bytes: int
+    where: str
+    why: str
+    lever: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """A part of the time line: one phase of one loss, ops `first` to `last`."""
+
+    phase: str
+    loss: str
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger(Record):
+    """Where every byte of a training step goes."""
+
+    schema: ClassVar[str] = "memfit.profile"
+
+    peak_bytes: int
+    process_bytes: int
+    predicted: bool
+    low_bytes: int
+    high_bytes: int
+    process_low_bytes: int
+    process_high_bytes: int
+    step_seconds: float | None
+    device: str
+    batch_size: int
+    by_category: dict[str, int]
+    by_module: dict[str, int]
+    by_op: dict[str, int]
+    by_source: dict[str, int]
+    at_peak: tuple[Owner, ...]
+    findings: tuple[Finding, ...]
+    process: Process
+    peak_op: int
+    timeline: tuple[int, ...]  # bytes alive while each op runs
+    stretches: tuple[Stretch, ...]
+    notes: tuple[str, ...]
+    trace: Trace | None = field(default=None, repr=False, compare=False, metadata={"saved": False})

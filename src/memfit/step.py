@@ -1,0 +1,155 @@
+"""What the user hands over: model(s), loss(es), optimizer(s), a sample batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from memfit.batches import batch_size, map_tensors
+from memfit.errors import StepError
+from memfit.step_faults import faults_of, loss_faults
+
+Loss = Callable[..., torch.Tensor]
+Batch = Any
+
+
+class Scheduler(Protocol):
+    """Anything with `step()`, as torch's learning-rate schedulers have."""
+
+    def step(self) -> None:
+        """Move on by one step."""
+
+
+class Watcher(Protocol):
+    """Told where in the step we are, so that a recorder can label what it sees."""
+
+    def enter(self, phase: str, loss: str) -> None:
+        """The step begins forward, backward or optimizer of a loss."""
+
+    def saw_loss(self, name: str, loss: torch.Tensor) -> None:
+        """A loss has been computed; its backward comes next."""
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One loss with its own optimizer: generator, then discriminator. `loss(models, batch, carry)` gives a scalar.
+
+    >>> net = nn.Linear(2, 1)
+    >>> Phase("critic", lambda models, batch, carry: models(batch).mean(), torch.optim.SGD(net.parameters(), 0.1)).name
+    'critic'
+    """
+
+    name: str
+    loss: Loss
+    optimizer: Optimizer | Sequence[Optimizer]
+    clip_grad_norm: float | None = None
+    scheduler: Scheduler | Sequence[Scheduler] | None = None
+
+    @property
+    def optimizers(self) -> tuple[Optimizer, ...]:
+        """The phase's optimizers, also when there is only one."""
+        return (self.optimizer,) if isinstance(self.optimizer, Optimizer) else tuple(self.optimizer)
+
+    @property
+    def schedulers(self) -> tuple[Scheduler, ...]:
+        """The phase's schedulers, also when there is one or none."""
+        if self.scheduler is None:
+            return ()
+        return tuple(self.scheduler) if isinstance(self.scheduler, Sequence) else (self.scheduler,)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One training step: `loss(model, batch)` is a scalar, the mean over the batch.
+
+    >>> net = nn.Linear(4, 1)
+    >>> step = Step(net, lambda model, batch: model(batch).pow(2).mean(), torch.optim.SGD(net.parameters(), 0.1), torch.ones(2, 4))
+    >>> step.batch_size
+    2
+
+    Give `phases` instead of `loss` and `optimizer` when several losses are trained in turn; they share the dict `carry`, whose
+    tensors are detached between phases. `weight(batch)` is what a micro-batch counts for (default: its number of samples).
+    """
+
+    model: nn.Module | Mapping[str, nn.Module] | Sequence[nn.Module]
+    loss: Loss | None = None
+    optimizer: Optimizer | Sequence[Optimizer] | None = None
+    batch: Batch = None
+    weight: Callable[[Batch], float] | None = None
+    phases: Sequence[Phase] = field(default=())
+    loader: Iterable[Batch] | None = None
+    clip_grad_norm: float | None = None
+    scheduler: Scheduler | Sequence[Scheduler] | None = None
+
+    def __post_init__(self) -> None:
+        if faults := faults_of(self):
+            raise StepError(faults)
+
+    @property
+    def batch_size(self) -> int:
+        """The number of samples in the sample batch."""
+        return batch_size(self.batch)
+
+    @property
+    def models(self) -> dict[str, nn.Module]:
+        """The step's models by name; a single one is named ''."""
+        if isinstance(self.model, nn.Module):
+            return {"": self.model}
+        return dict(self.model) if isinstance(self.model, Mapping) else {str(i): m for i, m in enumerate(self.model)}
+
+    @property
+    def all_phases(self) -> tuple[Phase, ...]:
+        """The phases; a step with one loss is one phase named ''."""
+        if self.phases:
+            return tuple(self.phases)
+        assert self.loss is not None and self.optimizer is not None  # faults_of saw to it
+        loss = self.loss
+        return (
+            Phase("", lambda model, batch, _carry: loss(model, batch), self.optimizer, self.clip_grad_norm, self.scheduler),
+        )
+
+    @property
+    def optimizers(self) -> tuple[Optimizer, ...]:
+        """Every optimizer of every phase, each once."""
+        return tuple(dict.fromkeys(o for phase in self.all_phases for o in phase.optimizers))
+
+    def run(self, batch: Batch, watcher: Watcher | None = None, schedule: bool = True) -> dict[str, torch.Tensor]:
+        """One plain training step on `batch`: for each phase zero_grad, loss, backward, clip, optimizer; then the schedulers."""
+        carry: dict[str, Any] = {}
+        losses = {}
+        for phase in self.all_phases:
+            losses[phase.name] = self._run_phase(phase, batch, carry, watcher)
+            carry = map_tensors(torch.Tensor.detach, carry)
+        if schedule:
+            for scheduler in (s for phase in self.all_phases for s in phase.schedulers):
+                scheduler.step()
+        return losses
+
+    def _run_phase(self, phase: Phase, batch: Batch, carry: dict[str, Any], watcher: Watcher | None) -> torch.Tensor:
+        for optimizer in phase.optimizers:
+            optimizer.zero_grad()
+        if watcher:
+            watcher.enter("forward", phase.name)
+        loss = phase.loss(self.model, batch, carry)
+        if faults := loss_faults(phase.name, loss):
+            raise StepError(faults)
+        if watcher:
+            watcher.saw_loss(phase.name, loss)
+            watcher.enter("backward", phase.name)
+        loss.backward()
+        if watcher:
+            watcher.enter("optimizer", phase.name)
+        if phase.clip_grad_norm is not None:
+            torch.nn.utils.clip_grad_norm_(_parameters_of(phase.optimizers), phase.clip_grad_norm)
+        for optimizer in phase.optimizers:
+            optimizer.step()
+        return loss.detach()
+
+
+def _parameters_of(optimizers: Iterable[Optimizer]) -> list[torch.Tensor]:
+    return [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]

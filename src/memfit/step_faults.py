@@ -1,0 +1,125 @@
+"""What can be wrong with a Step, all of it found at once and said in plain words."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from memfit.batches import tensors_in
+
+if TYPE_CHECKING:
+    from memfit.step import Step
+
+
+def faults_of(step: Step) -> list[str]:
+    """Every fault that can be seen before the step runs."""
+    faults = list(_missing_parts(step))
+    return faults or [*_optimizer_faults(step), *_batch_faults(step), *_loss_call_faults(step)]
+
+
+def _missing_parts(step: Step) -> Iterator[str]:
+    model = step.model
+    members = list(model.values()) if isinstance(model, Mapping) else [model] if isinstance(model, nn.Module) else model
+    if not isinstance(members, (list, tuple)) or not members or not all(isinstance(m, nn.Module) for m in members):
+        yield f"model is {_kind(model)}: give a torch.nn.Module, or a dict or list of them"
+    if step.phases and (step.loss is not None or step.optimizer is not None):
+        yield "both phases and a loss or optimizer of the step itself were given: put each loss and optimizer into its Phase"
+    elif step.phases:
+        yield from _phase_faults(step)
+    else:
+        if not callable(step.loss):
+            yield f"loss is {_kind(step.loss)}: give a function loss(model, batch) that returns a scalar tensor"
+        yield from _not_optimizers("optimizer", step.optimizer)
+    if step.batch is None:
+        yield "no batch was given: hand over one sample batch, as your DataLoader gives it"
+
+
+def _phase_faults(step: Step) -> Iterator[str]:
+    names = [phase.name for phase in step.phases]
+    if len(set(names)) < len(names):
+        yield f"two phases share a name ({', '.join(names)}): give each its own"
+    for phase in step.phases:
+        if not callable(phase.loss):
+            yield f"the loss of phase {phase.name!r} is {_kind(phase.loss)}: give a function loss(models, batch, carry)"
+        yield from _not_optimizers(f"the optimizer of phase {phase.name!r}", phase.optimizer)
+    if step.clip_grad_norm is not None or step.scheduler is not None:
+        yield "clip_grad_norm and scheduler belong to each Phase when phases are given"
+
+
+def _not_optimizers(what: str, optimizer: object) -> Iterator[str]:
+    members = optimizer if isinstance(optimizer, (list, tuple)) else [optimizer]
+    if not members or not all(isinstance(member, Optimizer) for member in members):
+        yield f"{what} is {_kind(optimizer)}: give a torch.optim.Optimizer (or a list of them)"
+
+
+def _optimizer_faults(step: Step) -> Iterator[str]:
+    ours = {id(p) for model in step.models.values() for p in model.parameters()}
+    for optimizer in step.optimizers:
+        held = [p for group in optimizer.param_groups for p in group["params"]]
+        strangers = [p for p in held if id(p) not in ours]
+        if len(strangers) == len(held):
+            yield (
+                f"{type(optimizer).__name__} holds none of the model's parameters, so it would train nothing: "
+                "make the optimizer from this model's parameters(), after the model is in its final form"
+            )
+        elif strangers:
+            shapes = ", ".join(str(tuple(p.shape)) for p in strangers[:3])
+            yield (
+                f"{type(optimizer).__name__} holds {len(strangers)} tensors that are not in the model (shapes {shapes}"
+                f"{', …' if len(strangers) > 3 else ''}): give the model they belong to as well, as in Step({{'a': …, 'b': …}}, …)"
+            )
+
+
+def _batch_faults(step: Step) -> Iterator[str]:
+    found = list(tensors_in(step.batch))
+    if not found:
+        yield f"the batch is {_kind(step.batch)} without a tensor in it: give tensors, or nested dicts, lists and tuples of them"
+        return
+    lengths = {path: t.shape[0] for path, t in found if t.dim() > 0}
+    if any(length == 0 for length in lengths.values()) or not lengths:
+        yield "the batch is empty: give it at least one sample"
+    elif len(set(lengths.values())) > 1:
+        told = ", ".join(f"{path} has {length}" for path, length in list(lengths.items())[:4])
+        yield f"the batch's tensors differ in length ({told}): each tensor's first dimension is the number of samples"
+    devices = {str(p.device) for model in step.models.values() for p in model.parameters()}
+    if len(devices) == 1 and (elsewhere := {str(t.device) for _, t in found} - devices):
+        yield (
+            f"the model is on {devices.pop()} and the batch on {', '.join(sorted(elsewhere))}: "
+            "move one of them, as in batch.to(device) or model.to(device)"
+        )
+
+
+def _loss_call_faults(step: Step) -> Iterator[str]:
+    wanted = ("models", "batch", "carry") if step.phases else ("model", "batch")
+    losses: list[Any] = [phase.loss for phase in step.phases] or [step.loss]
+    for loss in losses:
+        try:
+            inspect.signature(loss).bind(*wanted)
+        except TypeError as error:
+            yield f"the loss cannot be called as loss({', '.join(wanted)}): {error}"
+        except ValueError:  # a builtin without a signature: the first run will tell
+            continue
+
+
+def loss_faults(phase: str, loss: object) -> list[str]:
+    """What is wrong with the value a loss gave, as far as its type and shape tell."""
+    which = f"the loss of phase {phase!r}" if phase else "the loss"
+    if not isinstance(loss, torch.Tensor):
+        return [f"{which} returned {_kind(loss)}: return a scalar tensor, the mean over the batch"]
+    faults = []
+    if loss.numel() != 1:
+        faults.append(f"{which} has shape {tuple(loss.shape)}, not a scalar: reduce it, as in loss.mean()")
+    if not loss.requires_grad:
+        faults.append(
+            f"{which} does not depend on any trainable parameter: look for detach(), no_grad(), .data or parameters that are all frozen"
+        )
+    return faults
+
+
+def _kind(value: Any) -> str:
+    return "None" if value is None else f"a {type(value).__name__}"

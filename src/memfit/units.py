@@ -1,0 +1,73 @@
+"""The only place where bytes and seconds are parsed or printed."""
+
+from __future__ import annotations
+
+import math
+import re
+
+from memfit.errors import MemfitError
+
+_FACTORS = {
+    "": 1,
+    "B": 1,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+    "KIB": 2**10,
+    "MIB": 2**20,
+    "GIB": 2**30,
+    "TIB": 2**40,
+}
+_NUMBER = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([A-Za-z]*)\s*")
+
+
+def parse_bytes(text: str | int) -> int:
+    """Read a number of bytes: an integer, or a number with a unit.
+
+    >>> parse_bytes("6GiB"), parse_bytes("850 MB"), parse_bytes(4096)
+    (6442450944, 850000000, 4096)
+    """
+    if isinstance(text, int) and not isinstance(text, bool):
+        found, unit = str(text), ""
+        if text <= 0:
+            raise MemfitError(_unreadable(text))
+    else:
+        match = _NUMBER.fullmatch(text) if isinstance(text, str) else None
+        if match is None or match[2].upper() not in _FACTORS or float(match[1]) == 0:
+            raise MemfitError(_unreadable(text))
+        found, unit = match[1], match[2].upper()
+    return int(float(found) * _FACTORS[unit]) if unit or "." in found else int(found)
+
+
+def _unreadable(text: object) -> str:
+    return f"{text!r} is not an amount of memory above zero: write a number and a unit, as in 6GiB, 850MB or 1.5GiB."
+
+
+def format_bytes(count: int) -> str:
+    """Print bytes in binary units with three significant digits.
+
+    >>> format_bytes(1536), format_bytes(0), format_bytes(50 * 2**30), format_bytes(-300 * 2**20)
+    ('1.50 KiB', '0 B', '50.0 GiB', '-300 MiB')
+    """
+    if abs(count) < 1024:
+        return f"{count} B"
+    size, units = count / 1024, ["KiB", "MiB", "GiB", "TiB"]
+    while abs(size) >= 1023.5 and len(units) > 1:
+        size /= 1024
+        del units[0]
+    decimals = max(0, 2 - int(math.log10(abs(size) * 1.0005)))
+    return f"{size:.{decimals}f} {units[0]}"
+
+
+def format_seconds(seconds: float) -> str:
+    """Print a duration.
+
+    >>> format_seconds(0.0421), format_seconds(3.9), format_seconds(250)
+    ('42 ms', '3.9 s', '4 min 10 s')
+    """
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms" if seconds >= 0.01 else f"{seconds * 1000:.1f} ms"
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    return f"{int(seconds // 60)} min {int(seconds % 60)} s"
