@@ -28,6 +28,7 @@ def resident_bytes() -> int:
 
 def base_bytes(step: Step) -> int:
     """What the process holds beside the step's own tensors: interpreter and libraries."""
+    give_back_free_memory()
     tensors = [t for model in step.models.values() for t in (*model.parameters(), *model.buffers())]
     tensors += [t for _, t in tensors_in(step.batch)]
     tensors += [t for o in step.optimizers for state in o.state.values() for _, t in tensors_in(dict(state))]
@@ -42,7 +43,7 @@ class HighWaterMark:
         self.bytes = 0
 
     def __enter__(self) -> HighWaterMark:
-        _give_back_free_memory()
+        give_back_free_memory()
         try:
             Path("/proc/self/clear_refs").write_text("5")
         except OSError:
@@ -61,7 +62,8 @@ def _status() -> list[str]:
         return []
 
 
-def _give_back_free_memory() -> None:
+def give_back_free_memory() -> None:
+    """Let malloc return what it keeps of freed memory, so that it does not count as in use."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim:
         trim(0)

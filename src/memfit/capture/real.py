@@ -15,7 +15,7 @@ from memfit.capture.process import HighWaterMark, base_bytes
 from memfit.capture.recorder import Recorder
 from memfit.capture.rollback import rolled_back
 from memfit.capture.whereabouts import ModulePath
-from memfit.records import Process, Storage, Trace
+from memfit.records import Process, Trace
 from memfit.step import Step
 
 _MOST_STEPS = 4  # a step whose memory still grows after so many will grow for ever
@@ -40,7 +40,7 @@ def capture_real(step: Step, progress: Callable[[str], None]) -> Trace:
             step.run(step.batch, schedule=False)
             seconds = time.perf_counter() - started
     storages = with_states_from_the_start(recording.recorder.storages())
-    ops = recording.recorder.ops(_workspaces(recording, storages))
+    ops = recording.recorder.ops(_workspaces(recording))
     return Trace(
         ops,
         storages,
@@ -96,10 +96,7 @@ def _record(step: Step, events: MemoryEvents) -> _Recording:
     return _Recording(recorder, modules, [])
 
 
-def _workspaces(recording: _Recording, storages: tuple[Storage, ...]) -> list[int]:
+def _workspaces(recording: _Recording) -> list[int]:
     """What each op took inside: its own peak, less what it left in storages we know."""
-    made = [0] * len(recording.changes)
-    for storage in storages:
-        if storage.born >= 0:
-            made[storage.born] += storage.bytes
+    made = recording.recorder.made_by_ops()
     return [max(0, peak_of(changes) - new) for changes, new in zip(recording.changes, made, strict=True)]

@@ -154,6 +154,14 @@ class Recorder(TorchDispatchMode):
             )
         )
 
+    def made_by_ops(self) -> list[int]:
+        """Bytes of new storages, for each op."""
+        made = [0] * len(self._ops)
+        for size, born, *_ in self._storages:
+            if born >= 0:
+                made[born] += size
+        return made
+
     def storages(self) -> tuple[Storage, ...]:
         """What lived, and when."""
         return tuple(

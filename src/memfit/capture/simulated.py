@@ -34,7 +34,7 @@ def capture_simulated(step: Step, device: str | None, progress: Callable[[str], 
             recorder, modules, workspaces = _record(fake, target)
             growth = recorder.left_over()
         models = models_of(fake, modules)
-    taken, unsure = workspaces.bytes_for(recorder.now + 1, progress)
+    taken, unsure = workspaces.bytes_for(recorder.made_by_ops(), progress)
     storages = target.rounded(with_states_from_the_start(recorder.storages()))
     trace = Trace(
         recorder.ops(taken, unsure),

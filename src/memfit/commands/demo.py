@@ -21,12 +21,13 @@ def demo_command(as_json: bool) -> None:
     from memfit.demo_step import volume_autoencoder
 
     with stdout_for_json() if as_json else contextlib.nullcontext(), progress_on(Console(stderr=True)) as progress:
-        measured = memfit.profile(volume_autoencoder(), progress=progress)
+        # the prediction comes first, in a process that has not trained yet, as it would for a user
         predicted = memfit.profile(built_without_memory(volume_autoencoder), simulate=True, progress=progress)
+        measured = memfit.profile(volume_autoencoder(), progress=progress)
     if as_json:
         click.echo(json.dumps({"schema": "memfit.demo/1", "measured": measured.to_dict(), "predicted": predicted.to_dict()}))
         return
     console = Screen()
-    print_profile(measured, console)
     print_profile(predicted, console)
+    print_profile(measured, console)
     print_comparison(measured, predicted, console)

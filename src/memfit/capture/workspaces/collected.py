@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from memfit.capture.workspaces.remembered import Remembered
 from memfit.capture.workspaces.shrinking import smaller_calls
 
 TRIED_BYTES = 12 * 2**20
-"""A call whose arguments are larger is not run at its size: two smaller ones are, and their line is extended."""
+"""A call whose arguments and outputs are larger is not run at its size: two smaller ones are, and their line is extended."""
 
 _NOTHING_INSIDE = frozenset(
     """
@@ -50,15 +50,19 @@ class Workspaces:
         self._calls.setdefault(key, call)
         self._key_of_op[number] = key
 
-    def bytes_for(self, ops: int, progress: Callable[[str], None]) -> tuple[list[int], list[int]]:
-        """For each op the bytes inside it, and by how much that may be off (0 where it was measured as it is)."""
+    def bytes_for(self, made: Sequence[int], progress: Callable[[str], None]) -> tuple[list[int], list[int]]:
+        """For each op the bytes inside it, and by how much that may be off (0 where it was measured as it is).
+
+        `made` tells for each op how many bytes of new storages it made.
+        """
         remembered = Remembered()
         unknown = {key: call for key, call in self._calls.items() if remembered.get(key) is None}
         if unknown:
             progress(f"measuring the workspaces of {len(unknown)} kinds of ops, once for this machine")
-            remembered.put(_measure_all(unknown))
+            outputs = {key: made[number] for number, key in self._key_of_op.items()}
+            remembered.put(_measure_all(unknown, outputs))
         found = {key: remembered.get(key) or [0.0, 0.0] for key in self._calls}
-        taken, unsure = [0] * ops, [0] * ops
+        taken, unsure = [0] * len(made), [0] * len(made)
         for number, key in self._key_of_op.items():
             taken[number], unsure[number] = int(found[key][0]), int(found[key][1])
         return taken, unsure
@@ -69,9 +73,9 @@ def _of_one_dtype(args: tuple[Any, ...]) -> bool:
     return len(dtypes) < 2  # else the CPU converts inputs inside the op
 
 
-def _measure_all(calls: dict[str, Call]) -> dict[str, list[float]]:
+def _measure_all(calls: dict[str, Call], outputs: dict[str, int]) -> dict[str, list[float]]:
     """[bytes, uncertainty] by signature."""
-    tried = {key: [call] if call.nbytes <= TRIED_BYTES else smaller_calls(call, TRIED_BYTES) for key, call in calls.items()}
+    tried = {key: _trials(call, outputs[key]) for key, call in calls.items()}
     distinct = {call.key: call for trials in tried.values() for call in trials}
     measured = dict(zip(distinct, measure(list(distinct.values())), strict=True))
     found = {}
@@ -79,6 +83,13 @@ def _measure_all(calls: dict[str, Call]) -> dict[str, list[float]]:
         points = [(call.nbytes, taken) for call in trials if (taken := measured[call.key]) is not None]
         found[key] = _extended(calls[key].nbytes, points)
     return found
+
+
+def _trials(call: Call, outputs: int) -> list[Call]:
+    """What to run in order to know a call's workspace: the call itself, or two smaller ones."""
+    if call.nbytes + outputs <= TRIED_BYTES:
+        return [call]
+    return smaller_calls(call, TRIED_BYTES * call.nbytes // (call.nbytes + outputs))
 
 
 def _extended(nbytes: int, points: list[tuple[int, int]]) -> list[float]:
