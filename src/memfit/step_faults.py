@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from memfit.step import Step
 
 
+_OPTIONAL = inspect.Parameter("closure", inspect.Parameter.KEYWORD_ONLY, default=None)
+
+
 def faults_of(step: Step) -> list[str]:
     """Every fault that can be seen before the step runs."""
     faults = list(_missing_parts(step))
@@ -60,6 +63,11 @@ def _not_optimizers(what: str, optimizer: object) -> Iterator[str]:
 def _optimizer_faults(step: Step) -> Iterator[str]:
     ours = {id(p) for model in step.models.values() for p in model.parameters()}
     for optimizer in step.optimizers:
+        if inspect.signature(type(optimizer).step).parameters.get("closure", _OPTIONAL).default is inspect.Parameter.empty:
+            yield (
+                f"{type(optimizer).__name__} evaluates the loss several times a step (it needs a closure), which memfit does not do: "
+                "use an optimizer that takes one gradient a step"
+            )
         held = [p for group in optimizer.param_groups for p in group["params"]]
         strangers = [p for p in held if id(p) not in ours]
         if len(strangers) == len(held):

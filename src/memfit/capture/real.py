@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from memfit.capture.labels import labelled
 from memfit.capture.loaders import loader_workers
 from memfit.capture.memory_events import MemoryEvents, peak_of
-from memfit.capture.models import models_of, with_states_from_the_start
+from memfit.capture.models import models_of
 from memfit.capture.non_finite import FiniteLosses
 from memfit.capture.process import HighWaterMark, base_bytes
 from memfit.capture.recorder import Recorder
@@ -39,11 +39,10 @@ def capture_real(step: Step, progress: Callable[[str], None]) -> Trace:
             started = time.perf_counter()
             step.run(step.batch, schedule=False)
             seconds = time.perf_counter() - started
-    storages = with_states_from_the_start(recording.recorder.storages())
     ops = recording.recorder.ops(_workspaces(recording))
     return Trace(
         ops,
-        storages,
+        recording.recorder.storages(),
         recording.recorder.saved(),
         recording.recorder.calls(),
         models_of(step, recording.modules),
@@ -90,7 +89,7 @@ def _record(step: Step, events: MemoryEvents) -> _Recording:
     for optimizer in step.optimizers:
         optimizer.zero_grad()  # the step would do so itself, but its line begins without the last step's gradients
     modules = ModulePath(step.models)
-    recorder = Recorder(modules, on_op=lambda *call: events.marker(), timed=True)
+    recorder = Recorder(modules, on_op=lambda *call: events.marker())
     with labelled(recorder, step), recorder:
         step.run(step.batch, recorder, schedule=False)
     return _Recording(recorder, modules, [])

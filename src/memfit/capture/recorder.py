@@ -36,12 +36,13 @@ class Recorder(TorchDispatchMode):
     `on_op` sees each call before it runs: for what only one kind of capture needs.
     """
 
-    def __init__(self, modules: ModulePath, on_op: OpCall | None = None, timed: bool = False) -> None:
+    def __init__(self, modules: ModulePath, on_op: OpCall | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.now = -1  # the op that is running, or ran last
-        self._modules, self._lines, self._on_op, self._timed = modules, SourceLines(), on_op, timed
+        self._modules, self._lines, self._on_op = modules, SourceLines(), on_op
+        self._seconds: float | None = None  # of the last call
         modules.on_enter, modules.on_leave = self._enter_module, self._leave_module
-        self._phase, self._loss = "forward", ""
+        self.phase, self._loss = "forward", ""
         self._ops: list[list[Any]] = []
         self._watched: dict[int, _Watched] = {}
         self._storages: list[list[Any]] = []
@@ -66,7 +67,7 @@ class Recorder(TorchDispatchMode):
 
     def enter(self, phase: str, loss: str) -> None:
         """The step moves on to another phase."""
-        self._phase, self._loss = phase, loss
+        self.phase, self._loss = phase, loss
 
     def saw_loss(self, name: str, loss: torch.Tensor) -> None:
         """The loss itself is of no interest here."""
@@ -86,27 +87,29 @@ class Recorder(TorchDispatchMode):
         self._ops.append(op)
         if self._on_op:
             self._on_op(now, func, args, kwargs)
-        if self._timed:
-            start = time.perf_counter()
-            out = func(*args, **kwargs)
-            op[7] = time.perf_counter() - start
-        else:
-            out = func(*args, **kwargs)
+        out = self._call(func, args, kwargs)
+        op[7] = self._seconds
         op[6] = [self._number_of(t, now) for t in _tensors((out,))]
+        return out
+
+    def _call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        start = time.perf_counter()
+        out = func(*args, **kwargs)
+        self._seconds = time.perf_counter() - start
         return out
 
     def _begin(self, func: Any, args: tuple[Any, ...]) -> list[Any]:
         forward, module, source = None, "", ""
-        if self._phase == "forward":
+        if self.phase == "forward":
             module, source = self._modules.current, self._lines.here()
             self._op_of_node.setdefault(node_number_of_next_op(), self.now)
-        elif self._phase == "backward":
+        elif self.phase == "backward":
             forward = self._op_of_node.get(current_node_number())
             if forward is not None:
                 module, source = self._ops[forward][3], self._ops[forward][4]
         born = self.now if func in _TAKES_NEW_TENSORS else _BEFORE
         inputs = [self._number_of(t, born) for t in _tensors(args)]
-        return [func, self._phase, self._loss, module, source, inputs, (), None, forward]
+        return [func, self.phase, self._loss, module, source, inputs, (), None, forward]
 
     def _number_of(self, tensor: torch.Tensor, born: int = _BEFORE) -> int:
         storage = tensor.untyped_storage()
@@ -142,7 +145,7 @@ class Recorder(TorchDispatchMode):
 
     def _leave_module(self, path: str) -> None:
         path, first = self._open_calls.pop()
-        if first <= self.now and self._phase == "forward":
+        if first <= self.now and self.phase == "forward":
             self._calls.append(Call(path, first, self.now))
 
     def ops(self, workspaces: Sequence[int], errors: Sequence[int] | None = None) -> tuple[Op, ...]:
@@ -162,10 +165,11 @@ class Recorder(TorchDispatchMode):
                 made[born] += size
         return made
 
-    def storages(self) -> tuple[Storage, ...]:
-        """What lived, and when."""
+    def storages(self, hidden: Sequence[int] = ()) -> tuple[Storage, ...]:
+        """What lived, and when; `hidden` bytes of an op are added to the first storage it made."""
+        unseen = dict(enumerate(hidden))
         return tuple(
-            Storage(size, born, died, kind, shape, str(dtype).removeprefix("torch."), name)
+            Storage(size + unseen.pop(born, 0), born, died, kind, shape, str(dtype).removeprefix("torch."), name)
             for size, born, died, kind, shape, dtype, name in self._storages
         )
 

@@ -8,11 +8,11 @@ from dataclasses import replace
 from torch.optim import Optimizer
 
 from memfit.capture.devices import Device, device_named
+from memfit.capture.fake_recorder import FakeRecorder
 from memfit.capture.labels import labelled
 from memfit.capture.models import models_of, with_states_from_the_start
 from memfit.capture.process import base_bytes, predicted_process
 from memfit.capture.real import device_of
-from memfit.capture.recorder import Recorder
 from memfit.capture.simulation import simulated
 from memfit.capture.whereabouts import ModulePath
 from memfit.capture.workspaces import Workspaces
@@ -26,18 +26,20 @@ def capture_simulated(step: Step, device: str | None, progress: Callable[[str], 
     base = base_bytes(step)
     progress("simulating the step")
     with simulated(step) as fake, target.rules(fake):
-        if not all(_makes_states_once(optimizer) for optimizer in step.optimizers):
-            fake.run(fake.batch, schedule=False)
+        first = all(_is_new(optimizer) for optimizer in fake.optimizers)
+        if not first:
+            _record(fake, target)
         recorder, modules, workspaces = _record(fake, target)
         growth = 0
         if recorder.left_over():  # made once and kept, or made anew in every step: a second one tells
             recorder, modules, workspaces = _record(fake, target)
             growth = recorder.left_over()
         models = models_of(fake, modules)
-    taken, unsure = workspaces.bytes_for(recorder.made_by_ops(), progress)
-    storages = target.rounded(with_states_from_the_start(recorder.storages()))
+    taken = workspaces.of_ops(recorder.made_by_ops(), progress)
+    storages = recorder.storages(taken.hidden)
+    storages = target.rounded(with_states_from_the_start(storages) if first else storages)
     trace = Trace(
-        recorder.ops(taken, unsure),
+        recorder.ops(taken.inside, taken.unsure),
         storages,
         recorder.saved(),
         recorder.calls(),
@@ -54,16 +56,19 @@ def capture_simulated(step: Step, device: str | None, progress: Callable[[str], 
     return replace(trace, process=predicted_process(trace, step, base))
 
 
-def _makes_states_once(optimizer: Optimizer) -> bool:
-    """torch's own optimizers make their states in the first step and do the same work in every one; of others we do not know."""
-    return type(optimizer).__module__.startswith("torch.optim")
+def _is_new(optimizer: Optimizer) -> bool:
+    """It has no states yet, and the step that makes them will be like any other but for that.
+
+    So it is with torch's own optimizers; of others we do not know, and let them take a step before the one that counts.
+    """
+    return type(optimizer).__module__.startswith("torch.optim") and not optimizer.state
 
 
-def _record(step: Step, target: Device) -> tuple[Recorder, ModulePath, Workspaces]:
+def _record(step: Step, target: Device) -> tuple[FakeRecorder, ModulePath, Workspaces]:
     for optimizer in step.optimizers:
         optimizer.zero_grad()
     workspaces, modules = Workspaces(), ModulePath(step.models)
-    recorder = Recorder(modules, on_op=workspaces.note if target.measures_workspaces else None)
+    recorder = FakeRecorder(modules, on_op=workspaces.note if target.measures_workspaces else None)
     with labelled(recorder, step), recorder:
         step.run(step.batch, recorder, schedule=False)
     return recorder, modules, workspaces

@@ -61,12 +61,13 @@ def simulated(step: Step) -> Iterator[Step]:
     """The step on fake tensors: the same modules and optimizers, whose tensors are exchanged until the block ends."""
     mode = _mode_of(step) or fake_mode()
     faked: dict[int, torch.Tensor] = {}
+    numbers = _numbers_in_optimizers(step)
 
     def fake(tensor: torch.Tensor) -> torch.Tensor:
         if isinstance(tensor, FakeTensor):
             return tensor
         if id(tensor) not in faked:
-            faked[id(tensor)] = _fake(mode, tensor)
+            faked[id(tensor)] = _fake(mode, tensor, numbers.get(id(tensor)))
         return faked[id(tensor)]
 
     with ExitStack() as undo, mode, values_refused(), _no_complaints():
@@ -77,8 +78,10 @@ def simulated(step: Step) -> Iterator[Step]:
         yield replace(step, batch=map_tensors(fake, step.batch), loader=None)
 
 
-def _valueless(tensor: torch.Tensor) -> bool:
-    return isinstance(tensor, FakeTensor) or tensor.device.type == "meta"
+def _numbers_in_optimizers(step: Step) -> dict[int, float]:
+    """An optimizer reads its count of steps as a number; a constant made under the mode still knows its value."""
+    states = [t for o in step.optimizers for state in o.state.values() for _, t in tensors_in(dict(state))]
+    return {id(t): t.item() for t in states if t.dim() == 0 and not isinstance(t, FakeTensor) and t.device.type != "meta"}
 
 
 def _mode_of(step: Step) -> FakeTensorMode | None:
@@ -87,7 +90,10 @@ def _mode_of(step: Step) -> FakeTensorMode | None:
     return next((t.fake_mode for t in tensors if isinstance(t, FakeTensor)), None)
 
 
-def _fake(mode: FakeTensorMode, tensor: torch.Tensor) -> torch.Tensor:
+def _fake(mode: FakeTensorMode, tensor: torch.Tensor, value: float | None) -> torch.Tensor:
+    if value is not None:
+        with mode:
+            return torch.tensor(value, dtype=tensor.dtype)
     if tensor.device.type != "meta":
         return mode.from_tensor(tensor)
     with mode:
@@ -105,13 +111,9 @@ def _exchange_module_tensors(model: nn.Module, fake: Callable[[torch.Tensor], to
 
 
 def _exchange_optimizer_tensors(optimizer: Optimizer, fake: Callable[[torch.Tensor], torch.Tensor], undo: ExitStack) -> None:
-    def fake_state(tensor: torch.Tensor) -> torch.Tensor:
-        # the count of steps is read as a number: a constant made under the mode still knows its value
-        return torch.tensor(tensor.item(), dtype=tensor.dtype) if tensor.dim() == 0 and not _valueless(tensor) else fake(tensor)
-
     undo.callback(setattr, optimizer, "state", optimizer.state)
     undo.callback(setattr, optimizer, "param_groups", optimizer.param_groups)
-    optimizer.state = defaultdict(dict, {fake(p): map_tensors(fake_state, dict(s)) for p, s in optimizer.state.items()})
+    optimizer.state = defaultdict(dict, {fake(p): map_tensors(fake, dict(s)) for p, s in optimizer.state.items()})
     optimizer.param_groups = [{**group, "params": [fake(p) for p in group["params"]]} for group in optimizer.param_groups]
 
 

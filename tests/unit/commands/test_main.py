@@ -110,7 +110,7 @@ def test_demo_compares_what_was_measured_with_what_was_predicted(
     profiled: list[dict[str, object]], capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["demo"]) == 0
-    assert [asked["simulate"] for asked in profiled] == [False, True]
+    assert [asked["simulate"] for asked in profiled] == [True, False]
     out = capfd.readouterr().out
     assert "measured by torch's allocator events" in out and "predicted, interval [98.0 MiB, 100 MiB]" in out
     assert re.search(r"Peak +100 MiB +99\.0 MiB +-1\.0 % +\[98\.0 MiB, 100 MiB\]  inside", out)

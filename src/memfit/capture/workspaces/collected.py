@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from memfit.capture.workspaces.calls import Call
-from memfit.capture.workspaces.measured import measure
+from memfit.capture.workspaces.measured import Taken, measure
 from memfit.capture.workspaces.remembered import Remembered
 from memfit.capture.workspaces.shrinking import smaller_calls
 
@@ -30,8 +31,17 @@ def _kind_of(func: Any) -> str:
     return "pointwise" if torch.Tag.pointwise in func.tags else "inside"
 
 
+@dataclass(frozen=True)
+class OpBytes:
+    """For each op of a step, in order."""
+
+    inside: list[int]  # beyond its outputs, at its own peak
+    unsure: list[int]  # by how much that may be off; 0 where it was measured as it is
+    hidden: list[int]  # held by its outputs although they do not show it
+
+
 class Workspaces:
-    """`note` each op as it is recorded; `bytes_for` then measures what is not known yet."""
+    """`note` each op as it is recorded; `of_ops` then measures what is not known yet."""
 
     def __init__(self) -> None:
         self._kinds: dict[Any, str] = {}
@@ -50,22 +60,21 @@ class Workspaces:
         self._calls.setdefault(key, call)
         self._key_of_op[number] = key
 
-    def bytes_for(self, made: Sequence[int], progress: Callable[[str], None]) -> tuple[list[int], list[int]]:
-        """For each op the bytes inside it, and by how much that may be off (0 where it was measured as it is).
-
-        `made` tells for each op how many bytes of new storages it made.
-        """
+    def of_ops(self, made: Sequence[int], progress: Callable[[str], None]) -> OpBytes:
+        """The bytes of each op; `made` tells for each how many bytes of new storages it was seen to make."""
         remembered = Remembered()
         unknown = {key: call for key, call in self._calls.items() if remembered.get(key) is None}
         if unknown:
             progress(f"measuring the workspaces of {len(unknown)} kinds of ops, once for this machine")
             outputs = {key: made[number] for number, key in self._key_of_op.items()}
             remembered.put(_measure_all(unknown, outputs))
-        found = {key: remembered.get(key) or [0.0, 0.0] for key in self._calls}
-        taken, unsure = [0] * len(made), [0] * len(made)
+        found = OpBytes([0] * len(made), [0] * len(made), [0] * len(made))
         for number, key in self._key_of_op.items():
-            taken[number], unsure[number] = int(found[key][0]), int(found[key][1])
-        return taken, unsure
+            inside, unsure, kept = remembered.get(key) or [0.0, 0.0, 0.0]
+            found.inside[number], found.unsure[number] = int(inside), int(unsure)
+            if kept > 1.02 * made[number]:  # an extended line is not exact to the byte
+                found.hidden[number] = int(kept) - made[number]
+        return found
 
 
 def _of_one_dtype(args: tuple[Any, ...]) -> bool:
@@ -74,7 +83,7 @@ def _of_one_dtype(args: tuple[Any, ...]) -> bool:
 
 
 def _measure_all(calls: dict[str, Call], outputs: dict[str, int]) -> dict[str, list[float]]:
-    """[bytes, uncertainty] by signature."""
+    """[bytes inside, their uncertainty, bytes kept] by signature."""
     tried = {key: _trials(call, outputs[key]) for key, call in calls.items()}
     distinct = {call.key: call for trials in tried.values() for call in trials}
     measured = dict(zip(distinct, measure(list(distinct.values())), strict=True))
@@ -92,14 +101,15 @@ def _trials(call: Call, outputs: int) -> list[Call]:
     return smaller_calls(call, TRIED_BYTES * call.nbytes // (call.nbytes + outputs))
 
 
-def _extended(nbytes: int, points: list[tuple[int, int]]) -> list[float]:
-    """The workspace of a call with `nbytes` of arguments, on the line through smaller calls."""
+def _extended(nbytes: int, points: list[tuple[int, Taken]]) -> list[float]:
+    """What a call with `nbytes` of arguments takes, on the line through smaller calls."""
     if not points:
-        return [0.0, float(nbytes)]
-    (large, much), (small, little) = points[-1], points[0]
+        return [0.0, float(nbytes), 0.0]
+    (small, little), (large, much) = points[0], points[-1]
     if large == nbytes:
-        return [float(much), 0.0]
+        return [float(much.inside), 0.0, float(much.kept)]
     if large == small:
-        return [much * nbytes / large, float(nbytes)]
-    extended = max(0.0, much + (much - little) / (large - small) * (nbytes - large))
-    return [extended, 0.05 * extended]
+        return [much.inside * nbytes / large, float(nbytes), much.kept * nbytes / large]
+    along = (nbytes - large) / (large - small)
+    inside = max(0.0, much.inside + (much.inside - little.inside) * along)
+    return [inside, 0.05 * inside, much.kept + (much.kept - little.kept) * along]

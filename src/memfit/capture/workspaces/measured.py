@@ -1,8 +1,9 @@
-"""Runs calls for real, on zeros, and reads from torch's memory events what they took inside."""
+"""Runs calls for real, on zeros, and reads from torch's memory events what they took."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -10,14 +11,22 @@ from memfit.capture.memory_events import MemoryEvents, peak_of
 from memfit.capture.workspaces.calls import Call
 
 
-def measure(calls: Sequence[Call]) -> list[int | None]:
-    """The bytes each call takes beyond its outputs, at its own peak; None for a call that cannot be run on zeros."""
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What a call took: beyond its outputs, at its own peak; and its outputs, which may hold more than they show."""
+
+    inside: int
+    kept: int
+
+
+def measure(calls: Sequence[Call]) -> list[Taken | None]:
+    """What each call takes; None for a call that cannot be run on zeros."""
     ran: list[bool] = []
     with torch.random.fork_rng(devices=[]), torch.no_grad(), MemoryEvents() as events:
         for call in calls:
             ran.append(_run(call, events))
     sections = iter(events.sections()[1::2])  # every other one lies between two calls
-    return [_beyond_outputs(next(sections)) if worked else None for worked in ran]
+    return [_taken(next(sections)) if worked else None for worked in ran]
 
 
 def _run(call: Call, events: MemoryEvents) -> bool:
@@ -33,5 +42,6 @@ def _run(call: Call, events: MemoryEvents) -> bool:
     return True
 
 
-def _beyond_outputs(changes: list[int]) -> int:
-    return peak_of(changes) - sum(changes)
+def _taken(changes: list[int]) -> Taken:
+    kept = sum(changes)
+    return Taken(peak_of(changes) - kept, kept)

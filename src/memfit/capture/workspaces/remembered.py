@@ -9,6 +9,8 @@ from pathlib import Path
 
 import torch
 
+_FORMAT = 2  # of the entries: [bytes inside, their uncertainty, bytes kept]
+
 
 def machine_kind() -> str:
     """What workspaces depend on, as a file name."""
@@ -28,7 +30,7 @@ class Remembered:
     """A dict of bytes (or byte formulas) by signature that outlives the process. A damaged or unwritable file is no reason to stop."""
 
     def __init__(self) -> None:
-        self._file = cache_directory() / f"workspaces-{machine_kind()}.json"
+        self._file = cache_directory() / f"workspaces-{_FORMAT}-{machine_kind()}.json"
         try:
             loaded = json.loads(self._file.read_text())
             self._known: dict[str, list[float]] = loaded if isinstance(loaded, dict) else {}

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from memfit.ledger.findings.activations import batch_activations, frozen_activations, full_precision
+from memfit.ledger.findings.activations import batch_activations, frozen_activations
 from memfit.ledger.findings.attention import attention_maps
+from memfit.ledger.findings.cheap import cheap_activations
 from memfit.ledger.findings.leak import leak
 from memfit.ledger.findings.networks import optimizer_states, side_networks
 from memfit.ledger.findings.outer_product import outer_products
+from memfit.ledger.findings.precision import full_precision
 from memfit.ledger.findings.process import allocator_slack, loader
 from memfit.ledger.findings.scene import Scene
 from memfit.ledger.findings.temporary import temporary_peak
@@ -20,6 +22,7 @@ FINDERS: tuple[Callable[[Scene], Iterator[Finding]], ...] = (
     outer_products,
     attention_maps,
     frozen_activations,
+    cheap_activations,
     batch_activations,
     full_precision,
     optimizer_states,

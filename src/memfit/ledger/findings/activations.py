@@ -1,19 +1,17 @@
-"""What autograd keeps for backward: in frozen parts, for every sample of the batch, in full precision."""
+"""What autograd keeps for backward: in frozen parts, and once for every sample of the batch."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 
 from memfit.ledger.findings.operators import CONVOLUTIONS, word
 from memfit.ledger.findings.scene import Scene
-from memfit.ledger.findings.words import counted, is_under, layers, share, where_most_is
+from memfit.ledger.findings.words import counted, is_under, layers, share
 from memfit.records import Finding, Model
 from memfit.units import format_bytes
 
 _LEAST_SHARE_OF_FROZEN = 0.01
 _LEAST_SHARE_OF_BATCH = 0.25
-_LEAST_SHARE_OF_HALF = 0.05
 
 
 def frozen_activations(scene: Scene) -> Iterator[Finding]:
@@ -58,8 +56,9 @@ def batch_activations(scene: Scene) -> Iterator[Finding]:
     yield Finding(
         "batch_activations",
         size,
-        _heart(scene, grow),
-        f"{share(size, scene.peak)} of the peak are activations kept for all {batch} samples at once, {format_bytes(size // batch)} for each. "
+        scene.heart(grow),
+        f"{share(size, scene.peak)} of the peak are activations kept for all {batch} samples at once, "
+        f"{format_bytes(size // batch)} for each. "
         "Micro-batches keep only a part of them at a time; keeping fewer activations (saved) helps too.",
         "microbatch",
     )
@@ -68,28 +67,3 @@ def batch_activations(scene: Scene) -> Iterator[Finding]:
 def _grows_with_batch(scene: Scene, number: int) -> bool:
     batch, shape = scene.trace.batch_size, scene.trace.storages[number].shape
     return batch > 1 and bool(shape) and shape[0] > 0 and shape[0] % batch == 0
-
-
-def full_precision(scene: Scene) -> Iterator[Finding]:
-    """float32 activations where half of the bits would be as fast or faster."""
-    full = [number for number, storage in scene.activations.items() if storage.dtype == "float32"]
-    size = scene.bytes_at_peak(full)
-    if not scene.trace.half_is_cheap or not size or size // 2 < _LEAST_SHARE_OF_HALF * scene.peak:
-        return
-    yield Finding(
-        "full_precision",
-        size // 2,
-        _heart(scene, full),
-        f"{format_bytes(size)} of activations are kept in float32. Under autocast to bfloat16 most of them take half, up to "
-        f"{format_bytes(size // 2)} less, and {scene.trace.device} computes no slower; results are rounded.",
-        "precision",
-    )
-
-
-def _heart(scene: Scene, numbers: list[int]) -> str:
-    """The module in which most of some activations were made."""
-    sizes: Counter[str] = Counter()
-    for number in numbers:
-        maker = scene.maker(number)
-        sizes[maker.module if maker else ""] += scene.trace.storages[number].bytes
-    return where_most_is(sizes) or "the whole model"

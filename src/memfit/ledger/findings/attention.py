@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 from memfit.ledger.findings.operators import MATRIX_PRODUCTS, SOFTMAXES, word
 from memfit.ledger.findings.scene import Scene
-from memfit.ledger.findings.words import counted, layers, place, share, sizes
+from memfit.ledger.findings.words import counted, layers, place, sizes
 from memfit.records import Finding, Op
-from memfit.units import format_bytes
 
 _LEAST_SIDE = 64
 _FURTHEST = 12  # ops between the scores and their softmax: scaling, masks, casts
@@ -34,22 +33,16 @@ def attention_maps(scene: Scene) -> Iterator[Finding]:
 
 
 def _told(scene: Scene, maps: list[AttentionMap]) -> Iterator[Finding]:
-    alive = scene.bytes_at_peak(number for found in maps for number in found.storages)
-    most = max(scene.most_bytes(found.storages) for found in maps)
-    if not scene.is_worth_telling(alive or most):
+    size, when = scene.weighed(frozenset().union(*(found.storages for found in maps)))
+    if not size:
         return
-    when = (
-        f"With what softmax and dropout keep beside them they take {format_bytes(alive)}, {share(alive, scene.peak)} of the peak"
-        if alive
-        else f"The largest takes {format_bytes(most)} at its own moment and is gone by the peak"
-    )
     one = "is" if len(maps) == 1 else "are"
     yield Finding(
         "attention_map",
-        alive or most,
+        size,
         place(layers(found.op.module for found in maps), maps[0].op.source),
         f"{counted(len(maps), 'attention map')} of {sizes(maps[0].shape[-2:])} {one} written out in full for every head and sample. "
-        f"{when}; fused attention never makes them.",
+        f"With what softmax and dropout keep beside them they take {when}; fused attention never makes them.",
         "attention",
     )
 
@@ -75,9 +68,9 @@ def _back_to_product(scene: Scene, number: int, steps: int) -> tuple[int, ...]:
         weighted = any(scene.is_weight(source) for source in maker.inputs)  # a layer's output: class scores, not attention
         return () if weighted else (number,)
     for source in maker.inputs:
-        if source != number and scene.elements(source) == scene.elements(number):
-            if found := _back_to_product(scene, source, steps - 1):
-                return (number, *found)
+        as_large = source != number and scene.elements(source) == scene.elements(number)
+        if as_large and (found := _back_to_product(scene, source, steps - 1)):
+            return (number, *found)
     return ()
 
 

@@ -7,13 +7,16 @@ from dataclasses import dataclass
 from math import prod
 
 from memfit.ledger.findings.attention import maps_in
-from memfit.ledger.findings.operators import BROADCASTS, COPIES, MATRIX_PRODUCTS, PAIRWISE_DISTANCES, word
+from memfit.ledger.findings.operators import BROADCASTS, COPIES, MATRIX_PRODUCTS, PAIRWISE_DISTANCES, PRODUCTS, word
 from memfit.ledger.findings.scene import Scene
-from memfit.ledger.findings.words import counted, layers, place, sizes, starred
+from memfit.ledger.findings.words import TIMES, counted, layers, place, sizes, starred
 from memfit.records import Finding, Op
-from memfit.units import format_bytes
 
 _LEAST_FACTOR = 8
+_ADVICE = {
+    "outer_product": "Used through its factors, it need never exist as a whole.",
+    "chunk": "Made and used piece by piece, or left as a view by expand() where a copy is not needed, it need never exist as a whole.",
+}
 
 
 @dataclass(frozen=True)
@@ -27,32 +30,44 @@ class _Chain:
 
 def outer_products(scene: Scene) -> Iterator[Finding]:
     """One finding for each line that multiplies memory."""
-    lines: dict[tuple[str, str], list[_Chain]] = {}
+    lines: dict[str, list[_Chain]] = {}
     for chain in _chains(scene):
         op = scene.trace.ops[chain.ops[-1]]
-        lines.setdefault((starred(op.module), op.source), []).append(chain)
+        lines.setdefault(op.source or starred(op.module), []).append(chain)
     for chains in lines.values():
         yield from _told(scene, chains)
 
 
 def _told(scene: Scene, chains: list[_Chain]) -> Iterator[Finding]:
     made = [number for chain in chains for number in chain.made]
-    alive, most = scene.bytes_at_peak(made), scene.most_bytes(made)
-    if not scene.is_worth_telling(alive or most):
+    size, when = scene.weighed(made)
+    if not size:
         return
     largest = max(chains, key=lambda chain: scene.elements(chain.made[-1]))
     last = scene.trace.ops[largest.ops[-1]]
     shape = scene.trace.storages[largest.made[-1]].shape
+    lever = _lever_for(last)
+    modules = layers(scene.trace.ops[chain.ops[-1]].module for chain in chains)
     often = f", {counted(len(chains), 'time')} over," if len(chains) > 1 else ""
-    when = f"{format_bytes(alive)} at the peak" if alive else f"{format_bytes(most)} at its largest moment, gone by the peak"
     yield Finding(
         "outer_product",
-        alive or most,
-        place(layers(scene.trace.ops[chain.ops[-1]].module for chain in chains), last.source),
-        f"{word(last)} makes a tensor of {sizes(shape)}{often} that is ×{largest.factor} the size of what it is made from: {when}. "
-        "Used through its factors, it need never exist as a whole.",
-        "outer_product",
+        size,
+        place(modules, last.source),
+        f"{word(last)} makes a tensor of {sizes(shape)}{often} that is {TIMES}{largest.factor} the size of what it is made from: {when}"
+        f"{_read_in(scene, chains, modules)}. {_ADVICE[lever]}",
+        lever,
     )
+
+
+def _read_in(scene: Scene, chains: list[_Chain], made_in: str) -> str:
+    readers = (scene.trace.ops[reader] for chain in chains for reader in scene.readers.get(chain.made[-1], ()))
+    modules = layers(op.module for op in readers if op.module)
+    return f", read in {modules}" if modules not in ("", made_in) else ""
+
+
+def _lever_for(op: Op) -> str:
+    """A product can be used through its factors; a copy or a table of differences can only be made piece by piece."""
+    return "outer_product" if word(op) in PRODUCTS else "chunk"
 
 
 def _chains(scene: Scene) -> list[_Chain]:

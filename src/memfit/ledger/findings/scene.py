@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
 from memfit.ledger.findings.operators import word
+from memfit.ledger.findings.words import share, where_most_is
 from memfit.ledger.owners import category_of
 from memfit.ledger.timeline import alive_at, last_op
 from memfit.records import Op, Owner, Storage, Trace
+from memfit.units import format_bytes
 
 _ALWAYS_WORTH_TELLING = 2**20
 _SHARE_WORTH_TELLING = 0.005
+_SHARE_WHEN_GONE = 0.05  # what is not there at the peak matters only once the peak is lowered
 
 
 @dataclass(frozen=True)
@@ -84,12 +88,29 @@ class Scene:
         """Bytes of some storages that are alive at the peak."""
         return sum(self.alive[number].bytes for number in numbers if number in self.alive)
 
-    def most_bytes(self, numbers: Iterable[int]) -> int:
+    def weighed(self, numbers: Collection[int]) -> tuple[int, str]:
+        """Bytes of some storages, and when: at the peak, or else at their largest moment; 0 when not worth telling."""
+        alive, most = self.bytes_at_peak(numbers), self._most_bytes(numbers)
+        if self.is_worth_telling(alive):
+            return alive, f"{format_bytes(alive)}, {share(alive, self.peak)} of the peak"
+        if most >= _SHARE_WHEN_GONE * self.peak:
+            return most, f"{format_bytes(most)} at the largest moment, gone by the peak"
+        return 0, ""
+
+    def _most_bytes(self, numbers: Iterable[int]) -> int:
         """The most bytes of some storages that are ever alive together."""
         lives = [self.trace.storages[number] for number in numbers]
         count = len(self.trace.ops)
         return max((sum(s.bytes for s in lives if s.born <= op <= last_op(s, count)) for op in {s.born for s in lives}), default=0)
 
+    def heart(self, numbers: Iterable[int]) -> str:
+        """The module in which most of some storages were made."""
+        sizes: Counter[str] = Counter()
+        for number in numbers:
+            maker = self.maker(number)
+            sizes[maker.module if maker else ""] += self.trace.storages[number].bytes
+        return where_most_is(sizes) or "the whole model"
+
     def is_worth_telling(self, size: int) -> bool:
         """Whether bytes are many, by themselves or in this step."""
-        return size >= _ALWAYS_WORTH_TELLING or size >= _SHARE_WORTH_TELLING * self.peak
+        return size >= min(_ALWAYS_WORTH_TELLING, max(1, _SHARE_WORTH_TELLING * self.peak))

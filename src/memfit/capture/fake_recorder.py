@@ -1,0 +1,37 @@
+"""The recorder on fake tensors: it sets right what torch's fake kernels say differently from the CPU's real ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException
+
+from memfit.capture.recorder import Recorder
+
+aten = torch.ops.aten
+
+
+class FakeRecorder(Recorder):
+    """Calls take no time worth noting; a number that an optimizer reads is 1, since it scales an update and shapes nothing."""
+
+    def _call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if func is aten._local_scalar_dense.default and self.phase == "optimizer":
+            try:
+                return func(*args, **kwargs)
+            except DataDependentOutputException:
+                return 1.0
+        out = func(*args, **kwargs)
+        return _of_real_dtypes(func, args, out) if func in _MIXED_NORMS else out
+
+
+_MIXED_NORMS = {aten.native_group_norm.default: (0, 1, 1), aten.native_group_norm_backward.default: (1, 4, 4)}
+"""Where a real kernel takes the dtype of each output from, by argument; a fake one promotes them to a common dtype."""
+
+
+def _of_real_dtypes(func: Any, args: tuple[Any, ...], outputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    sources = [args[position] for position in _MIXED_NORMS[func]]
+    return tuple(
+        out if out is None or like is None or out.dtype == like.dtype else out.new_empty(out.shape, dtype=like.dtype)
+        for out, like in zip(outputs, sources, strict=True)
+    )

@@ -1,0 +1,82 @@
+"""The house rules: who may import whom, how long things may get, and what is public."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+from statistics import median
+
+import pytest
+
+import memfit
+
+ROOT = Path(memfit.__file__).parent
+FILES = sorted(ROOT.rglob("*.py"))
+PUBLIC = {"CannotSimulate", "Ledger", "MemfitError", "Phase", "Step", "StepError", "profile"}
+MAY_NOT_IMPORT = {
+    "units": {"torch", "memfit.step", "memfit.capture", "memfit.ledger", "memfit.report", "memfit.commands", "memfit.records"},
+    "errors": {"torch", "memfit"},
+    "records": {"torch", "memfit.step", "memfit.capture", "memfit.ledger", "memfit.report", "memfit.commands"},
+    "ledger": {"torch", "memfit.step", "memfit.capture", "memfit.report", "memfit.commands"},
+    "report": {"torch", "memfit.step", "memfit.capture", "memfit.ledger", "memfit.commands"},
+    "capture": {"memfit.ledger", "memfit.report", "memfit.commands"},
+    "step": {"memfit.capture", "memfit.ledger", "memfit.report", "memfit.commands"},
+}
+
+
+def imports_of(source: str) -> set[str]:
+    tree = ast.parse(source)
+    direct = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    return direct | {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+
+
+def forbidden(room: str, source: str) -> set[str]:
+    return {name for name in imports_of(source) if any(name == no or name.startswith(no + ".") for no in MAY_NOT_IMPORT.get(room, ()))}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_imports_keep_to_the_rooms(path: Path) -> None:
+    room = path.relative_to(ROOT).parts[0].removesuffix(".py")
+    assert not forbidden(room, path.read_text())
+    if room not in ("commands", "__main__"):
+        assert not any(name.startswith("memfit.commands") for name in imports_of(path.read_text()))
+
+
+def test_the_import_rule_can_fail() -> None:
+    assert forbidden("ledger", "import torch.nn") == {"torch.nn"}
+    assert forbidden("report", "from memfit.capture import capture") == {"memfit.capture"}
+
+
+def test_a_record_is_read_without_torch() -> None:
+    """The rooms that must not need torch really run where there is none."""
+    blocked = "import sys; sys.modules['torch'] = None; import types; sys.modules['memfit'] = types.ModuleType('memfit');"
+    blocked += f"sys.modules['memfit'].__path__ = [{str(ROOT)!r}];"
+    script = blocked + "import memfit.records, memfit.ledger, memfit.report.terminal; print('read')"
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert ran.stdout.strip() == "read", ran.stderr
+    ran = subprocess.run([sys.executable, "-c", blocked + "import memfit.step"], capture_output=True, text=True)
+    assert "torch" in ran.stderr  # the block itself works
+
+
+def lengths() -> tuple[list[int], list[int]]:
+    files, functions = [], []
+    for path in FILES:
+        text = path.read_text()
+        files.append(len(text.splitlines()))
+        nodes = [n for n in ast.walk(ast.parse(text)) if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef))]
+        functions += [(n.end_lineno or n.lineno) - n.lineno + 1 for n in nodes]
+    return files, functions
+
+
+def test_files_and_functions_stay_short() -> None:
+    files, functions = lengths()
+    assert max(files) <= 400 and median(files) <= 130
+    assert max(functions) <= 60 and median(functions) <= 10
+
+
+def test_the_public_names() -> None:
+    assert set(memfit.__all__) == PUBLIC
+    assert all((getattr(memfit, name).__doc__ or "").strip() for name in PUBLIC)
+    assert all(">>>" in (getattr(memfit, name).__doc__ or "") for name in ("Step", "Phase", "profile"))
