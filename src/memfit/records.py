@@ -184,7 +184,6 @@ class Trace(Record):
     step_seconds: float | None = None
     growth_bytes: int = 0  # what each further step adds and never frees
     half_is_cheap: bool = False
-    rounding: int = 1  # the allocator hands out multiples of this
     notes: tuple[str, ...] = ()
 
 

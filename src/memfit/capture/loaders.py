@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import psutil
+import torch
 from torch.utils.data import DataLoader
 
 from memfit.batches import tensors_in
@@ -38,16 +39,21 @@ def loader_workers(loader: Any) -> Workers:
 
 @contextlib.contextmanager
 def _started(loader: DataLoader[Any]) -> Iterator[tuple[Any, Any]]:
-    """A fresh iterator with its first batch; a persistent one that the user already has is left alone."""
+    """A fresh iterator with its first batch; what the user's own next iterator will give stays the same."""
     kept, loader._iterator = loader._iterator, None
-    iterator = iter(loader)
-    try:
-        yield next(iterator), iterator
-    finally:
-        shutdown = getattr(iterator, "_shutdown_workers", None)
-        if shutdown:
-            shutdown()
-        loader._iterator = kept
+    generators = {id(g): g for g in (loader.generator, getattr(loader.sampler, "generator", None)) if g is not None}
+    states = [(generator, generator.get_state()) for generator in generators.values()]
+    with torch.random.fork_rng(devices=[]):
+        iterator = iter(loader)
+        try:
+            yield next(iterator), iterator
+        finally:
+            shutdown = getattr(iterator, "_shutdown_workers", None)
+            if shutdown:
+                shutdown()
+            loader._iterator = kept
+            for generator, state in states:
+                generator.set_state(state)
 
 
 def _proportional_bytes(process: psutil.Process) -> int:

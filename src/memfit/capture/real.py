@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from memfit.capture.devices import device_named
 from memfit.capture.labels import labelled
 from memfit.capture.loaders import loader_workers
 from memfit.capture.memory_events import MemoryEvents, peak_of
@@ -58,6 +59,7 @@ def capture_real(step: Step, progress: Callable[[str], None]) -> Trace:
         batch_size=step.batch_size,
         step_seconds=seconds,
         growth_bytes=growth,
+        half_is_cheap=device_named(device_of(step)).half_is_cheap,
     )
 
 
@@ -71,18 +73,15 @@ def _record_steady(step: Step, progress: Callable[[str], None]) -> tuple[_Record
     with MemoryEvents() as events:
         progress("running a first step, which makes the optimizer's states")
         step.run(step.batch, FiniteLosses(step), schedule=False)
-        recordings = []
+        recordings: list[_Recording] = []
         for attempt in range(1, _MOST_STEPS):
             progress(f"recording step {attempt + 1}")
             recordings.append(_record(step, events))
-            if not recordings[-1].recorder.left_over():
+            growth = min(recording.recorder.left_over() for recording in recordings[-2:])
+            if not growth:  # nothing is left behind, or only what the next step replaces
                 break
-    sections = events.sections()
     last = recordings[-1]
-    lengths = [recording.recorder.now + 1 for recording in recordings]
-    begin = len(sections) - lengths[-1]
-    growth = last.recorder.left_over() if len(recordings) == _MOST_STEPS - 1 else 0
-    return _Recording(last.recorder, last.modules, sections[begin:]), growth
+    return replace(last, changes=events.sections()[-(last.recorder.now + 1) :]), growth if len(recordings) > 1 else 0
 
 
 def _record(step: Step, events: MemoryEvents) -> _Recording:

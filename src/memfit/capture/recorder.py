@@ -41,7 +41,7 @@ class Recorder(TorchDispatchMode):
         self.now = -1  # the op that is running, or ran last
         self._modules, self._lines, self._on_op = modules, SourceLines(), on_op
         self._seconds: float | None = None  # of the last call
-        modules.on_enter, modules.on_leave = self._enter_module, self._leave_module
+        modules.on_enter, modules.on_leave, modules.on_adopt = self._enter_module, self._leave_module, self._adopt_module
         self.phase, self._loss = "forward", ""
         self._ops: list[list[Any]] = []
         self._watched: dict[int, _Watched] = {}
@@ -143,6 +143,10 @@ class Recorder(TorchDispatchMode):
     def _enter_module(self, path: str) -> None:
         self._open_calls.append((path, self.now + 1))
 
+    def _adopt_module(self, path: str, module: torch.nn.Module) -> None:
+        for name, parameter in module.named_parameters(path):
+            self.watch(parameter, "parameters", name)
+
     def _leave_module(self, path: str) -> None:
         path, first = self._open_calls.pop()
         if first <= self.now and self.phase == "forward":
@@ -178,8 +182,9 @@ class Recorder(TorchDispatchMode):
         return tuple(Saved(number, self._op_of_node[node], read) for number, node, read in self._saved if node in self._op_of_node)
 
     def left_over(self) -> int:
-        """Bytes made in this step that still live after it and are nothing the step keeps: no gradient, no optimizer state."""
-        return sum(s[0] for s in self._storages if s[1] >= 0 and s[2] is None and not s[3])
+        """Bytes made in this step that live now and are nothing a step keeps: no gradient, no optimizer state."""
+        alive = [self._storages[watched.number] for watched in self._watched.values() if watched() is not None]
+        return sum(storage[0] for storage in alive if storage[1] >= 0 and not storage[3])
 
     def calls(self) -> tuple[Call, ...]:
         """The module calls of the forward passes."""

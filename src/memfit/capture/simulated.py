@@ -31,9 +31,10 @@ def capture_simulated(step: Step, device: str | None, progress: Callable[[str], 
             _record(fake, target)
         recorder, modules, workspaces = _record(fake, target)
         growth = 0
-        if recorder.left_over():  # made once and kept, or made anew in every step: a second one tells
+        if recorder.left_over():  # made once and kept, replaced by every step, or a leak: a second one tells
+            earlier = recorder
             recorder, modules, workspaces = _record(fake, target)
-            growth = recorder.left_over()
+            growth = min(earlier.left_over(), recorder.left_over())
         models = models_of(fake, modules)
     taken = workspaces.of_ops(recorder.made_by_ops(), progress)
     storages = recorder.storages(taken.hidden)

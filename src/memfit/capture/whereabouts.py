@@ -65,7 +65,7 @@ def short_path(path: str) -> str:
     return path
 
 
-def _nothing(path: str) -> None:
+def _nothing(*told: object) -> None:
     """Nobody listens."""
 
 
@@ -83,6 +83,7 @@ class ModulePath:
         self.outsiders: dict[str, nn.Module] = {}  # networks that only the loss holds: a perceptual network, say
         self.on_enter: Callable[[str], None] = _nothing
         self.on_leave: Callable[[str], None] = _nothing
+        self.on_adopt: Callable[[str, nn.Module], None] = _nothing
 
     def __enter__(self) -> ModulePath:
         self._handles = [
@@ -112,6 +113,7 @@ class ModulePath:
     def _adopt(self, module: nn.Module) -> str:
         prefix = f"{self.current}.{type(module).__name__}" if self.current else type(module).__name__
         self.outsiders[prefix] = module
+        self.on_adopt(prefix, module)
         for name, member in module.named_modules():
             self._names.setdefault(id(member), f"{prefix}.{name}" if name else prefix)
         return prefix

@@ -151,8 +151,12 @@ def test_steps_that_only_now_and_then_free_are_told_from_leaks() -> None:
             kept.append(torch.zeros(4, 8))
         return (model(x) + kept[0]).pow(2).mean()
 
+    def replacing(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        kept[:] = [model(x)]
+        return kept[0].pow(2).mean()
+
     net = nn.Linear(16, 8)
-    for loss, growth in ((leaking, 4 * 8 * 4), (caching, 0)):
+    for loss, growth in ((leaking, 4 * 8 * 4), (caching, 0), (replacing, 0)):
         for simulate in (True, False):
             kept.clear()
             step = Step(net, loss, torch.optim.SGD(net.parameters(), 0.1), torch.randn(4, 16))
@@ -168,7 +172,7 @@ def test_a_network_that_only_the_loss_holds_is_seen() -> None:
         outsider = next(model for model in trace.models if model.name == "Sequential")
         assert (outsider.parameters_bytes, outsider.trained, outsider.frozen) == (4 * (8 * 64 + 64 + 64 + 1), False, ("Sequential",))
         weight = next(s for s in trace.storages if s.shape in ((64, 8), (8, 64)) and s.bytes == 4 * 8 * 64)
-        assert weight.born == -1
+        assert (weight.born, weight.kind) == (-1, "parameters")
 
 
 def test_a_device_that_is_not_the_steps_is_refused_for_a_real_run() -> None:
