@@ -25,7 +25,14 @@ class FakeRecorder(Recorder):
         return _of_real_dtypes(func, args, out) if func in _MIXED_NORMS else out
 
 
-_MIXED_NORMS = {aten.native_group_norm.default: (0, 1, 1), aten.native_group_norm_backward.default: (1, 4, 4)}
+_MIXED_NORMS = {
+    aten.native_group_norm.default: (0, 1, 1),
+    aten.native_group_norm_backward.default: (1, 4, 4),
+    aten.native_layer_norm.default: (0, 2, 2),
+    aten.native_layer_norm_backward.default: (1, 5, 6),
+    aten.native_batch_norm.default: (0, 1, 1),
+    aten.native_batch_norm_backward.default: (1, 2, 2),
+}
 """Where a real kernel takes the dtype of each output from, by argument; a fake one promotes them to a common dtype."""
 
 

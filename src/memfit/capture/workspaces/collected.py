@@ -16,6 +16,11 @@ from memfit.capture.workspaces.shrinking import smaller_calls
 TRIED_BYTES = 12 * 2**20
 """A call whose arguments and outputs are larger is not run at its size: two smaller ones are, and their line is extended."""
 
+MOST_BYTES = 8 * TRIED_BYTES
+"""A call that cannot be made smaller, because its weights are what is large, is run as it is up to this size."""
+
+_LINE_ERROR = 0.02  # of a workspace that was extended from smaller calls; most are exact
+
 _NOTHING_INSIDE = frozenset(
     """
     empty zeros ones full arange scalar_tensor new_empty new_zeros new_full new_ones new_empty_strided empty_strided empty_like zeros_like
@@ -96,9 +101,10 @@ def _measure_all(calls: dict[str, Call], outputs: dict[str, int]) -> dict[str, l
 
 def _trials(call: Call, outputs: int) -> list[Call]:
     """What to run in order to know a call's workspace: the call itself, or two smaller ones."""
-    if call.nbytes + outputs <= TRIED_BYTES:
+    total = call.nbytes + outputs
+    if total <= TRIED_BYTES:
         return [call]
-    return smaller_calls(call, TRIED_BYTES * call.nbytes // (call.nbytes + outputs))
+    return smaller_calls(call, TRIED_BYTES * call.nbytes // total) or ([call] if total <= MOST_BYTES else [])
 
 
 def _extended(nbytes: int, points: list[tuple[int, Taken]]) -> list[float]:
@@ -112,4 +118,4 @@ def _extended(nbytes: int, points: list[tuple[int, Taken]]) -> list[float]:
         return [much.inside * nbytes / large, float(nbytes), much.kept * nbytes / large]
     along = (nbytes - large) / (large - small)
     inside = max(0.0, much.inside + (much.inside - little.inside) * along)
-    return [inside, 0.05 * inside, much.kept + (much.kept - little.kept) * along]
+    return [inside, _LINE_ERROR * inside, much.kept + (much.kept - little.kept) * along]

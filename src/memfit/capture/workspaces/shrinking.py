@@ -7,7 +7,7 @@ Workspaces grow linearly along these, apart from a constant part (buffers per th
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -133,13 +133,24 @@ def _list_axes(call: Call) -> Iterator[Axis]:
 
 
 def _shared_axes(call: Call) -> Iterator[Axis]:
-    """Dimensions that an unknown op most likely treats alike: the first two of its largest tensor."""
+    """Dimensions that an unknown op most likely treats alike: the first two of its largest tensor, then from the back."""
     largest = max(call.shapes(), key=lambda shape: shape.nbytes, default=None)
     if largest is None:
         return
-    for dim, length in list(enumerate(largest.size))[:2]:
-        yield Axis(length, partial(_all_resized, call, dim, length))
+    rank = len(largest.size)
+    for dim in (*range(min(rank, 2)), *range(-1, -rank - 1, -1)):
+        yield Axis(largest.size[dim], partial(_all_resized, call, dim, largest.size[dim]))
 
 
 def _all_resized(call: Call, dim: int, length: int, shorter: int) -> Call:
-    return call.with_shapes(lambda s: s.resized(dim, shorter) if len(s.size) > dim and s.size[dim] == length else s)
+    """Every tensor that is as long in this dimension made shorter, and every size given in numbers as well."""
+
+    def has(size: Sequence[Any]) -> bool:
+        return -len(size) <= dim < len(size) and size[dim] == length
+
+    numbers = {
+        i: [*arg[: dim % len(arg)], shorter, *arg[dim % len(arg) + 1 :]]
+        for i, arg in enumerate(call.args)
+        if isinstance(arg, (list, tuple)) and all(isinstance(n, int) for n in arg) and len(arg) > 2 and has(arg)
+    }
+    return call.with_args(numbers).with_shapes(lambda s: s.resized(dim % len(s.size), shorter) if has(s.size) else s)
