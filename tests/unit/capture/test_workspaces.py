@@ -1,0 +1,141 @@
+"""Memory inside operators: measured as it is where that is cheap, extended from smaller calls where it is not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+import memfit
+from memfit import Step
+from memfit.capture.workspaces import collected, remembered
+from memfit.capture.workspaces.calls import Call, Shape
+from memfit.capture.workspaces.measured import measure
+from memfit.capture.workspaces.shrinking import smaller_calls
+
+aten = torch.ops.aten
+MIB = 2**20
+
+
+def call(func: Any, *args: Any) -> Call:
+    return Call.of(func, args, {})
+
+
+def meta(*size: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.empty(size, dtype=dtype, device="meta")
+
+
+def convolution_backward(channels: int, depth: int, height: int = 64, width: int = 64, stride: int = 1, kernel: int = 3) -> Call:
+    image, weight = meta(1, channels, depth, height, width), meta(channels, channels, *(kernel,) * 3)
+    out = [(n + 2 - kernel) // stride + 1 for n in (depth, height, width)]
+    geometry = ([stride] * 3, [1] * 3, [1] * 3, False, [0] * 3, 1, [True] * 3)
+    return call(aten.convolution_backward.default, meta(1, channels, *out), image, weight, [channels], *geometry)
+
+
+LARGE = {
+    "convolution backward": convolution_backward(16, 48),
+    "strided convolution backward": convolution_backward(16, 49, stride=2),
+    "one-channel convolution": call(
+        aten.convolution.default, meta(1, 1, 96, 96, 96), meta(16, 1, 3, 3, 3), None, [1] * 3, [1] * 3, [1] * 3, False, [0] * 3, 1
+    ),
+    "group norm backward": call(
+        aten.native_group_norm_backward.default,
+        *(meta(4, 32, 96, 96), meta(4, 32, 96, 96), meta(4, 8), meta(4, 8), meta(32), 4, 32, 96 * 96, 8, [True] * 3),
+    ),
+    "attention": call(
+        aten._scaled_dot_product_flash_attention_for_cpu.default, *(meta(16, 8, 256, 64) for _ in range(3)), 0.0, True
+    ),
+    "half-precision product": call(aten.mm.default, meta(8192, 512, dtype=torch.bfloat16), meta(512, 1024, dtype=torch.bfloat16)),
+    "layer norm backward": call(
+        aten.native_layer_norm_backward.default,
+        *(meta(16, 512, 512), meta(16, 512, 512), [512], meta(16, 512, 1), meta(16, 512, 1), meta(512), meta(512), [True] * 3),
+    ),
+    "loss over a volume": call(
+        aten.nll_loss2d_forward.default, meta(1, 4, 1, 500_000), meta(1, 1, 500_000, dtype=torch.long), None, 1, -100
+    ),
+    "upsampling backward": call(
+        aten.upsample_nearest3d_backward.default, meta(1, 32, 64, 64, 32), [64, 64, 32], [1, 32, 32, 32, 16], 2.0, 2.0, 2.0
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_a_line_through_smaller_calls_tells_the_larger_one(name: str) -> None:
+    large = LARGE[name]
+    smaller = smaller_calls(large, min(6 * MIB, large.nbytes // 4))
+    assert len(smaller) == 2 and all(c.nbytes < large.nbytes for c in smaller)
+    *points, truth = measure([*smaller, large])
+    assert truth is not None and None not in points
+    inside, unsure, kept = collected._extended(large.nbytes, [(c.nbytes, p) for c, p in zip(smaller, points, strict=True) if p])
+    assert abs(inside - truth.inside) <= 0.02 * truth.inside + 64 * 1024
+    assert abs(kept - truth.kept) <= 0.001 * truth.kept
+    assert unsure == pytest.approx(0.02 * inside)
+
+
+def test_the_line_must_not_cross_to_another_kernel() -> None:
+    """A lone small volume takes another way through torch than a large one; a line that starts there is far off."""
+    large = convolution_backward(16, 48)
+    tiny = [convolution_backward(16, depth) for depth in (4, 8)]
+    *points, truth = measure([*tiny, large])
+    assert truth is not None
+    wrong, _, _ = collected._extended(large.nbytes, [(c.nbytes, p) for c, p in zip(tiny, points, strict=True) if p])
+    assert wrong > 5 * truth.inside
+    assert all(c.args[1].size[2] * 16 * 64 > 20_480 for c in smaller_calls(large, 6 * MIB))
+
+
+def test_a_call_that_cannot_shrink_is_run_as_it_is_or_is_unsure() -> None:
+    weights = call(aten.convolution.default, meta(1, 256, 3, 3), meta(1536, 256, 3, 3), None, [1] * 2, [1] * 2, [1] * 2, False, [0] * 2, 1)
+    assert weights.nbytes > collected.TRIED_BYTES and collected._trials(weights, 0) == [weights]
+    assert collected._extended(1000, []) == [0.0, 1000.0, 0.0]
+
+
+def test_an_output_that_holds_more_than_it_shows() -> None:
+    (taken,) = measure([call(aten.mse_loss.default, meta(64, 64), meta(64, 64))])
+    assert taken is not None and taken.kept == 64 * 64 * 4
+
+
+def test_a_call_that_fails_on_zeros_is_not_measured() -> None:
+    assert measure([call(aten.mm.default, meta(2, 3), meta(4, 5))]) == [None]
+
+
+@given(st.permutations(range(4)), st.integers(0, 3), st.integers(1, 9))
+def test_a_resized_shape_keeps_the_order_of_its_dimensions(order: list[int], dim: int, length: int) -> None:
+    tensor = torch.empty(2, 3, 4, 5).permute(order)
+    resized = Shape.of(tensor).resized(dim, length)
+    made = resized.make()
+    assert made.shape[dim] == length and made.stride() == resized.stride
+    assert made.untyped_storage().nbytes() == made.numel() * 4  # dense, like the original
+    assert Shape.of(tensor).resized(dim, tensor.shape[dim]).size == tuple(tensor.shape)
+
+
+def test_signatures_tell_layouts_apart() -> None:
+    plain = torch.empty(2, 3, 4, 4)
+    keys = {call(aten.relu.default, t).key for t in (plain, plain.to(memory_format=torch.channels_last), plain.half(), plain[:1])}
+    assert len(keys) == 4
+
+
+def test_what_was_measured_is_remembered(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MEMFIT_CACHE", str(tmp_path))
+    net = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.GroupNorm(2, 8))
+    step = Step(net, lambda m, x: m(x).pow(2).mean(), torch.optim.SGD(net.parameters(), 0.1), torch.randn(2, 3, 32, 32))
+    told: list[str] = []
+    first = memfit.profile(step, simulate=True, progress=told.append)
+    again: list[str] = []
+    second = memfit.profile(step, simulate=True, progress=again.append)
+    assert any("measuring the workspaces" in words for words in told) and not any("measuring" in words for words in again)
+    assert first.peak_bytes == second.peak_bytes
+    (file,) = tmp_path.iterdir()
+    assert torch.__version__ in file.name and f"{torch.get_num_threads()}threads" in file.name
+    file.write_text("damaged")
+    assert memfit.profile(step, simulate=True).peak_bytes == first.peak_bytes
+
+
+def test_a_cache_that_cannot_be_written_is_no_reason_to_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MEMFIT_CACHE", "/dev/null/nowhere")
+    known = remembered.Remembered()
+    known.put({"a call": [1.0, 0.0, 0.0]})
+    assert known.get("a call") == [1.0, 0.0, 0.0]
