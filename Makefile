@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 TORCH := torch==2.13.0$(if $(filter Linux,$(shell uname -s)),+cpu)
 TORCH_INDEX := https://download.pytorch.org/whl/cpu
 
-.PHONY: help demo test lint bench-accuracy clean
+.PHONY: help demo test lint bench-accuracy bench-simulation workspaces clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -34,8 +34,14 @@ lint: $(VENV)/everything  ## style and types
 test: lint  ## set up, then run the whole test suite
 	$(BIN)/python -m pytest
 
-bench-accuracy: $(VENV)/everything  ## predicted against measured memory, for 14 public models (about half an hour)
-	$(BIN)/python -m benchmarks.accuracy
+bench-accuracy: $(VENV)/everything  ## predicted against measured memory, for 17 public models (about an hour)
+	$(BIN)/python benchmarks/accuracy.py
+
+bench-simulation: $(VENV)/everything  ## the time a simulation takes, against torch's own memory tracker
+	$(BIN)/python benchmarks/simulation_speed.py
+
+workspaces: $(VENV)/everything  ## measure again what operators take inside, over the benchmark's models
+	$(BIN)/python benchmarks/workspaces.py
 
 clean:  ## remove the environment
 	rm -rf $(VENV)

@@ -39,6 +39,6 @@ _MIXED_NORMS = {
 def _of_real_dtypes(func: Any, args: tuple[Any, ...], outputs: tuple[Any, ...]) -> tuple[Any, ...]:
     sources = [args[position] for position in _MIXED_NORMS[func]]
     return tuple(
-        out if out is None or like is None or out.dtype == like.dtype else out.new_empty(out.shape, dtype=like.dtype)
+        out if out is None or like is None or out.dtype == like.dtype else torch.empty_like(out, dtype=like.dtype)
         for out, like in zip(outputs, sources, strict=True)
     )

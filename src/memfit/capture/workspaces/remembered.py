@@ -26,11 +26,16 @@ def cache_directory() -> Path:
     return Path(chosen) if chosen else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "memfit"
 
 
+def measurements_file() -> Path:
+    """Where this kind of machine's measurements are; without it they are made again."""
+    return cache_directory() / f"workspaces-{_FORMAT}-{machine_kind()}.json"
+
+
 class Remembered:
     """A dict of bytes (or byte formulas) by signature that outlives the process. A damaged or unwritable file is no reason to stop."""
 
     def __init__(self) -> None:
-        self._file = cache_directory() / f"workspaces-{_FORMAT}-{machine_kind()}.json"
+        self._file = measurements_file()
         try:
             loaded = json.loads(self._file.read_text())
             self._known: dict[str, list[float]] = loaded if isinstance(loaded, dict) else {}
