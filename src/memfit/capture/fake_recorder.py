@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -13,9 +14,15 @@ aten = torch.ops.aten
 
 
 class FakeRecorder(Recorder):
-    """Calls take no time worth noting; a number that an optimizer reads is 1, since it scales an update and shapes nothing."""
+    """Calls take no time worth noting. Two kinds of numbers are read from tensors that have no values:
+
+    A number that an optimizer reads is 1, since it scales an update and shapes nothing. A lone random draw is its mean: models that skip
+    a layer now and then compare one with a rate, and the step that skips none is the one that counts.
+    """
 
     def _call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if func is aten.rand.default and math.prod(args[0]) == 1:
+            return torch.tensor(0.5).reshape(args[0])
         if func is aten._local_scalar_dense.default and self.phase == "optimizer":
             try:
                 return func(*args, **kwargs)

@@ -33,6 +33,22 @@ def test_a_value_that_is_needed_names_the_line_and_the_way_out() -> None:
     assert memfit.profile(step_of(nn.Linear(4, 4), torch.ones(2, 4), loss)).peak_bytes > 0
 
 
+def test_a_layer_that_is_skipped_now_and_then_counts_as_taken() -> None:
+    class Skipping(nn.Module):
+        def __init__(self, rate: float) -> None:
+            super().__init__()
+            self.layers, self.rate = nn.ModuleList(nn.Linear(32, 32) for _ in range(4)), rate
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for layer in self.layers:
+                if not (torch.rand([]) < self.rate):
+                    x = torch.tanh(layer(x))
+            return x
+
+    never, seldom = (memfit.profile(step_of(Skipping(rate), torch.ones(8, 32)), simulate=True).peak_bytes for rate in (0.0, 0.2))
+    assert never == seldom
+
+
 def test_a_step_built_without_memory_has_fake_tensors_and_the_same_ledger() -> None:
     build = lambda: step_of(nn.Linear(256, 256), torch.ones(64, 256))  # noqa: E731
     fake = built_without_memory(build)
