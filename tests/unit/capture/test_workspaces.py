@@ -12,7 +12,8 @@ from torch import nn
 
 import memfit
 from memfit import Step
-from memfit.capture.workspaces import collected, remembered
+from memfit.capture.workspaces import apart, collected, remembered
+from memfit.capture.workspaces.apart import measure_apart
 from memfit.capture.workspaces.calls import Call, Shape
 from memfit.capture.workspaces.measured import measure
 from memfit.capture.workspaces.shrinking import smaller_calls
@@ -139,3 +140,23 @@ def test_a_cache_that_cannot_be_written_is_no_reason_to_stop(monkeypatch: pytest
     known = remembered.Remembered()
     known.put({"a call": [1.0, 0.0, 0.0]})
     assert known.get("a call") == [1.0, 0.0, 0.0]
+
+
+def test_made_up_calls_are_measured_elsewhere_with_the_same_result() -> None:
+    good, fails = call(aten.mse_loss.default, meta(64, 64), meta(64, 64)), call(aten.mm.default, meta(2, 3), meta(4, 5))
+    assert measure_apart([good, fails, LARGE["layer norm backward"]]) == measure([good, fails, LARGE["layer norm backward"]])
+
+
+def test_a_process_that_dies_is_told_from_one_that_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    died: list[int] = []
+    real = apart._told_by_a_process
+
+    def dies_with_the_second(calls: Any) -> Any:
+        died.append(len(calls))
+        return None if any(c.args[0].size == (3, 3) for c in calls) else real(calls)
+
+    monkeypatch.setattr(apart, "_told_by_a_process", dies_with_the_second)
+    good, bad = (call(aten.mse_loss.default, meta(n, n), meta(n, n)) for n in (64, 3))
+    found = measure_apart([good, bad])
+    assert died == [2, 1, 1]
+    assert found == [*measure([good]), None]

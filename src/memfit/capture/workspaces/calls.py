@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -56,6 +57,15 @@ class Call:
         """The call as a recorder saw it."""
         kept = {k: v for k, v in kwargs.items() if not isinstance(v, (torch.device, torch.Generator))}
         return cls(func, _map(args, Shape.of, torch.Tensor), _map(kept, Shape.of, torch.Tensor))
+
+    def portable(self) -> tuple[str, tuple[Any, ...], dict[str, Any]]:
+        """The call with its operator by name, for another process."""
+        return str(self.func), self.args, self.kwargs
+
+    @classmethod
+    def from_portable(cls, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+        """What `portable` gave, with the operator of that name."""
+        return cls(functools.reduce(getattr, name.split("."), torch.ops), args, kwargs)
 
     @property
     def key(self) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from memfit.capture.workspaces.apart import measure_apart
 from memfit.capture.workspaces.calls import Call
 from memfit.capture.workspaces.measured import Taken, measure
 from memfit.capture.workspaces.remembered import Remembered
@@ -25,7 +26,7 @@ _NOTHING_INSIDE = frozenset(
     """
     empty zeros ones full arange scalar_tensor new_empty new_zeros new_full new_ones new_empty_strided empty_strided empty_like zeros_like
     ones_like full_like clone copy_ _to_copy zero_ fill_ detach lift_fresh lift_fresh_copy bernoulli_ normal_ uniform_ rand randn rand_like
-    randn_like cat stack embedding constant_pad_nd _local_scalar_dense item _foreach_zero_ slice_backward select_backward
+    randn_like cat stack embedding constant_pad_nd _local_scalar_dense item _foreach_zero_ slice_backward select_backward _unsafe_view
     """.split()  # noqa: SIM905
 )
 
@@ -91,7 +92,10 @@ def _measure_all(calls: dict[str, Call], outputs: dict[str, int]) -> dict[str, l
     """[bytes inside, their uncertainty, bytes kept] by signature."""
     tried = {key: _trials(call, outputs[key]) for key, call in calls.items()}
     distinct = {call.key: call for trials in tried.values() for call in trials}
-    measured = dict(zip(distinct, measure(list(distinct.values())), strict=True))
+    as_they_are = {key: call for key, call in distinct.items() if key in calls}
+    made_up = {key: call for key, call in distinct.items() if key not in calls}
+    measured = dict(zip(as_they_are, measure(list(as_they_are.values())), strict=True))
+    measured |= dict(zip(made_up, measure_apart(list(made_up.values())), strict=True))
     found = {}
     for key, trials in tried.items():
         points = [(call.nbytes, taken) for call in trials if (taken := measured[call.key]) is not None]

@@ -144,13 +144,19 @@ def _shared_axes(call: Call) -> Iterator[Axis]:
 
 def _all_resized(call: Call, dim: int, length: int, shorter: int) -> Call:
     """Every tensor that is as long in this dimension made shorter, and every size given in numbers as well."""
+    rank = max(len(shape.size) for shape in call.shapes())
 
     def has(size: Sequence[Any]) -> bool:
         return -len(size) <= dim < len(size) and size[dim] == length
+
+    def shares(shape: Shape) -> bool:
+        # A norm's weight or statistics may by chance be as long as the batch; batch norm does not check and would write beyond them.
+        of_channels = len(shape.size) == 1 < rank and shape.dtype.is_floating_point
+        return has(shape.size) and not of_channels
 
     numbers = {
         i: [*arg[: dim % len(arg)], shorter, *arg[dim % len(arg) + 1 :]]
         for i, arg in enumerate(call.args)
         if isinstance(arg, (list, tuple)) and all(isinstance(n, int) for n in arg) and len(arg) > 2 and has(arg)
     }
-    return call.with_args(numbers).with_shapes(lambda s: s.resized(dim % len(s.size), shorter) if has(s.size) else s)
+    return call.with_args(numbers).with_shapes(lambda s: s.resized(dim % len(s.size), shorter) if shares(s) else s)
