@@ -94,6 +94,8 @@ def _batch_faults(step: Step) -> Iterator[str]:
     elif len(set(lengths.values())) > 1:
         told = ", ".join(f"{path} has {length}" for path, length in list(lengths.items())[:4])
         yield f"the batch's tensors differ in length ({told}): each tensor's first dimension is the number of samples"
+    if sparse := [path for path, t in found if t.layout != torch.strided]:
+        yield f"the batch holds sparse tensors ({', '.join(sparse)}), whose memory memfit does not follow: give dense ones"
     devices = {str(p.device) for model in step.models.values() for p in model.parameters()}
     if len(devices) == 1 and (elsewhere := {str(t.device) for _, t in found} - devices):
         yield (

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from memfit.capture.real import capture_real, device_of
 from memfit.capture.simulated import capture_simulated
@@ -17,6 +18,24 @@ Progress = Callable[[str], None]
 
 def capture(step: Step, simulate: bool = False, device: str | None = None, progress: Progress = lambda words: None) -> Trace:
     """One steady step as a Trace; `simulate` allocates nothing, and may be for a `device` that is not here."""
+    with _functional_gradients_refused():
+        return _capture(step, simulate, device, progress)
+
+
+@contextmanager
+def _functional_gradients_refused() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        if "support saved tensor hooks" not in str(error):
+            raise
+        raise MemfitError(
+            "This step takes gradients through torch.func (grad, vjp, jacrev, hessian), where torch lets nobody see what it keeps: "
+            "take them with torch.autograd.grad(..., create_graph=True) instead."
+        ) from error
+
+
+def _capture(step: Step, simulate: bool, device: str | None, progress: Progress) -> Trace:
     if simulate:
         return capture_simulated(step, device, progress)
     if device is not None and device.split(":")[0] != device_of(step):

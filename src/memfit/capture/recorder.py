@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from memfit.capture.autograd_nodes import current_node_number, node_number_of_next_op
 from memfit.capture.whereabouts import ModulePath, SourceLines
+from memfit.errors import MemfitError
 from memfit.records import Call, Op, Saved, Storage
 
 OpCall = Callable[[int, Any, tuple[Any, ...], dict[str, Any]], None]
@@ -112,6 +113,11 @@ class Recorder(TorchDispatchMode):
         return [func, self.phase, self._loss, module, source, inputs, (), None, forward]
 
     def _number_of(self, tensor: torch.Tensor, born: int = _BEFORE) -> int:
+        if tensor.layout != torch.strided:
+            raise MemfitError(
+                f"This step uses a sparse tensor ({tensor.layout}, shape {tuple(tensor.shape)}), whose memory memfit does not follow yet: "
+                "use a dense one, as in nn.Embedding(…, sparse=False)."
+            )
         storage = tensor.untyped_storage()
         known = self._watched.get(id(storage))
         if known is not None and known() is storage:

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from memfit.batches import tensors_in
+from memfit.capture.attributes import attributes_restored
 from memfit.step import Step
 
 
@@ -25,13 +26,12 @@ def rolled_back(step: Step) -> Iterator[None]:
     rng = (torch.get_rng_state(), random.getstate(), np.random.get_state())
     cuda_rng = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
     optimizers = [(o, {p: copy.copy(s) for p, s in o.state.items()}, [dict(g) for g in o.param_groups]) for o in step.optimizers]
-    buffers = [(m._buffers, dict(m._buffers)) for model in step.models.values() for m in model.modules()]
     parameters = [p for model in step.models.values() for p in model.parameters()]
     gradients = [p.grad for p in parameters]
     for p in parameters:
         p.grad = None
     storages = _storages(step)
-    with tempfile.TemporaryFile() as kept:
+    with attributes_restored(step), tempfile.TemporaryFile() as kept:
         for storage in storages:
             _write(storage, kept)
         try:
@@ -43,9 +43,6 @@ def rolled_back(step: Step) -> Iterator[None]:
                 for group, values in zip(optimizer.param_groups, groups, strict=True):
                     group.clear()
                     group.update(values)
-            for held, before in buffers:
-                held.clear()
-                held.update(before)
             for p, gradient in zip(parameters, gradients, strict=True):
                 p.grad = gradient
             kept.seek(0)

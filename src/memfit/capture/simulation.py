@@ -21,6 +21,7 @@ from torch._subclasses.fake_tensor import (
 from torch.optim import Optimizer
 
 from memfit.batches import map_tensors, tensors_in
+from memfit.capture.attributes import attributes_restored
 from memfit.capture.whereabouts import is_the_users, short_path
 from memfit.errors import CannotSimulate, MemfitError
 from memfit.step import Step
@@ -51,9 +52,21 @@ def values_refused() -> Iterator[None]:
     try:
         yield
     except _NEEDS_VALUES as error:
-        frames = [f for f in traceback.extract_tb(error.__traceback__) if is_the_users(f.filename)]
-        source = f"{short_path(frames[-1].filename)}:{frames[-1].lineno}" if frames else "it"
-        raise CannotSimulate(str(error.func), source) from error
+        raise CannotSimulate(str(error.func), _users_line(error)) from error
+    except (RuntimeError, TypeError, NotImplementedError) as error:
+        if not _is_about_fake_tensors(error):
+            raise
+        raise CannotSimulate(str(error).splitlines()[0], _users_line(error)) from error
+
+
+def _users_line(error: BaseException) -> str:
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if is_the_users(f.filename)]
+    return f"{short_path(frames[-1].filename)}:{frames[-1].lineno}" if frames else "it"
+
+
+def _is_about_fake_tensors(error: Exception) -> bool:
+    """torch says so. Any other error may be the user's own, and stays as it is."""
+    return any(word in str(error) for word in ("FakeTensor", "tensor subclasses", "allow_non_fake_inputs"))
 
 
 @contextmanager
@@ -70,9 +83,10 @@ def simulated(step: Step) -> Iterator[Step]:
             faked[id(tensor)] = _fake(mode, tensor, numbers.get(id(tensor)))
         return faked[id(tensor)]
 
-    with ExitStack() as undo, mode, values_refused(), _no_complaints():
+    refuse_parameter_hooks(step)
+    with attributes_restored(step), ExitStack() as undo, mode, values_refused(), _no_complaints():
         for model in step.models.values():
-            _exchange_module_tensors(model, fake, undo)
+            _exchange_module_tensors(model, fake)
         for optimizer in step.optimizers:
             _exchange_optimizer_tensors(optimizer, fake, undo)
         yield replace(step, batch=map_tensors(fake, step.batch), loader=None)
@@ -101,13 +115,25 @@ def _fake(mode: FakeTensorMode, tensor: torch.Tensor, value: float | None) -> to
     return nn.Parameter(made, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else made
 
 
-def _exchange_module_tensors(model: nn.Module, fake: Callable[[torch.Tensor], torch.Tensor], undo: ExitStack) -> None:
+def _exchange_module_tensors(model: nn.Module, fake: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Parameters, buffers, and tensors in plain attributes, alone or in a list (an LSTM keeps its weights in one as well)."""
     for module in model.modules():
-        for held in (module._parameters, module._buffers):
-            for name, tensor in list(held.items()):
-                if tensor is not None and not isinstance(tensor, FakeTensor):
-                    undo.callback(held.__setitem__, name, tensor)  # type: ignore[arg-type]
-                    held[name] = fake(tensor)  # type: ignore[assignment]
+        for held in (module._parameters, module._buffers, module.__dict__):
+            for name, value in list(held.items()):
+                if isinstance(value, torch.Tensor) or (isinstance(value, list) and any(isinstance(v, torch.Tensor) for v in value)):
+                    held[name] = map_tensors(fake, value)
+
+
+def refuse_parameter_hooks(step: Step) -> None:
+    """A hook on a real parameter does not see the fake one in its place."""
+    for model in step.models.values():
+        for name, p in model.named_parameters():
+            if not isinstance(p, FakeTensor) and (p._backward_hooks or p._post_accumulate_grad_hooks):
+                raise MemfitError(
+                    f"This step cannot be simulated as it is: a hook of yours hangs on the parameter {name!r}, and would not run on the "
+                    "tensor that stands in for it.\nUse the command line with --simulate, which builds the whole step without memory, "
+                    "or run it for real (simulate=False)."
+                )
 
 
 def _exchange_optimizer_tensors(optimizer: Optimizer, fake: Callable[[torch.Tensor], torch.Tensor], undo: ExitStack) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from memfit.errors import MemfitError
 from memfit.ledger.findings import findings_in
 from memfit.ledger.owners import by, by_category, owners_at
@@ -20,7 +22,9 @@ def account(trace: Trace) -> Ledger:
     live = live_bytes(trace)
     peak_op = int(live.argmax())
     peak = int(live[peak_op])
-    unsure = int(trace.ops[peak_op].workspace_error + _ALWAYS_UNSURE * peak) if trace.predicted else 0
+    errors = np.fromiter((op.workspace_error for op in trace.ops), np.int64, len(trace.ops))
+    margin = int(_ALWAYS_UNSURE * peak) if trace.predicted else 0
+    low, high = int((live - errors).max()) - margin, int((live + errors).max()) + margin
     owners = owners_at(trace, peak_op)
     process = trace.process
     expected = process.base_bytes + peak + process.workers_bytes
@@ -29,10 +33,10 @@ def account(trace: Trace) -> Ledger:
         peak_bytes=peak,
         process_bytes=expected + process.slack_bytes if seen is None else seen,
         predicted=trace.predicted,
-        low_bytes=peak - unsure,
-        high_bytes=peak + unsure,
-        process_low_bytes=expected - unsure + process.slack_low_bytes if seen is None else seen,
-        process_high_bytes=expected + unsure + process.slack_high_bytes if seen is None else seen,
+        low_bytes=low,
+        high_bytes=high,
+        process_low_bytes=expected - peak + low + process.slack_low_bytes if seen is None else seen,
+        process_high_bytes=expected - peak + high + process.slack_high_bytes if seen is None else seen,
         step_seconds=trace.step_seconds,
         device=trace.device,
         batch_size=trace.batch_size,

@@ -91,7 +91,7 @@ def test_the_line_must_not_cross_to_another_kernel() -> None:
 def test_a_call_that_cannot_shrink_is_run_as_it_is_or_is_unsure() -> None:
     weights = call(aten.convolution.default, meta(1, 256, 3, 3), meta(1536, 256, 3, 3), None, [1] * 2, [1] * 2, [1] * 2, False, [0] * 2, 1)
     assert weights.nbytes > collected.TRIED_BYTES and collected._trials(weights, 0) == [weights]
-    assert collected._extended(1000, []) == [0.0, 1000.0, 0.0]
+    assert collected._extended(1000, []) == [0.0, 2000.0, 0.0]
 
 
 def test_an_output_that_holds_more_than_it_shows() -> None:

@@ -70,6 +70,13 @@ def test_a_workspace_counts_while_its_op_runs_and_widens_the_interval() -> None:
     assert ledger.high_bytes - ledger.peak_bytes == 4 + int(0.005 * 1847) == ledger.peak_bytes - ledger.low_bytes
 
 
+def test_an_op_of_which_little_is_known_widens_the_interval_wherever_it_runs() -> None:
+    ops = tuple(replace(o, workspace_error=900) if o.name == "conv" else o for o in BY_HAND.ops)
+    ledger = account(replace(BY_HAND, ops=ops))
+    assert ledger.peak_bytes == 1907 and ledger.high_bytes == 1607 + 900 + int(0.005 * 1907)
+    assert ledger.low_bytes == 1907 - int(0.005 * 1907)
+
+
 def test_a_measured_trace_has_no_interval_and_the_measured_process() -> None:
     ledger = account(replace(BY_HAND, predicted=False, process=replace(BY_HAND.process, measured_bytes=12_345)))
     assert ledger.low_bytes == ledger.peak_bytes == ledger.high_bytes

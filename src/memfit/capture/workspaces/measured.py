@@ -22,7 +22,7 @@ class Taken:
 def measure(calls: Sequence[Call]) -> list[Taken | None]:
     """What each call takes; None for a call that cannot be run on zeros."""
     ran: list[bool] = []
-    with torch.random.fork_rng(devices=[]), torch.no_grad(), MemoryEvents() as events:
+    with torch.random.fork_rng(devices=[]), torch.enable_grad(), MemoryEvents() as events:  # kernels keep more when training
         for call in calls:
             ran.append(_run(call, events))
     sections = iter(events.sections()[1::2])  # every other one lies between two calls
