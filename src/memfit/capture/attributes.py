@@ -9,7 +9,6 @@ from typing import Any
 
 from memfit.step import Step
 
-
 _CONTAINERS = (dict, OrderedDict, list, set)  # these can be refilled; a library's own kinds may be frozen
 
 
