@@ -23,15 +23,13 @@ from memfit.step import Step
 @contextmanager
 def rolled_back(step: Step) -> Iterator[None]:
     """Run steps inside; afterwards the step is as it was, bit for bit, also after an exception."""
-    rng = (torch.get_rng_state(), random.getstate(), np.random.get_state())
-    cuda_rng = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
     optimizers = [(o, {p: copy.copy(s) for p, s in o.state.items()}, [dict(g) for g in o.param_groups]) for o in step.optimizers]
     parameters = [p for model in step.models.values() for p in model.parameters()]
-    gradients = [p.grad for p in parameters]
+    before = [(p, p.data, p.requires_grad, p.grad) for p in parameters]
     for p in parameters:
         p.grad = None
     storages = _storages(step)
-    with attributes_restored(step), tempfile.TemporaryFile() as kept:
+    with random_numbers_restored(), attributes_restored(step), tempfile.TemporaryFile() as kept:
         for storage in storages:
             _write(storage, kept)
         try:
@@ -43,16 +41,27 @@ def rolled_back(step: Step) -> Iterator[None]:
                 for group, values in zip(optimizer.param_groups, groups, strict=True):
                     group.clear()
                     group.update(values)
-            for p, gradient in zip(parameters, gradients, strict=True):
+            for p, data, trained, gradient in before:
+                p.data, p.requires_grad = data, trained
                 p.grad = gradient
             kept.seek(0)
             for storage in storages:
                 _read(storage, kept)
-            torch.set_rng_state(rng[0])
-            random.setstate(rng[1])
-            np.random.set_state(rng[2])
-            if cuda_rng is not None:
-                torch.cuda.set_rng_state_all(cuda_rng)
+
+
+@contextmanager
+def random_numbers_restored() -> Iterator[None]:
+    """Whatever is drawn or seeded inside, the next random numbers are those that would have come."""
+    before = (torch.get_rng_state(), random.getstate(), np.random.get_state())
+    on_cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
+    try:
+        yield
+    finally:
+        torch.set_rng_state(before[0])
+        random.setstate(before[1])
+        np.random.set_state(before[2])
+        if on_cuda is not None:
+            torch.cuda.set_rng_state_all(on_cuda)
 
 
 def _storages(step: Step) -> list[torch.UntypedStorage]:

@@ -17,17 +17,19 @@ from torch._subclasses.fake_tensor import (
     DynamicOutputShapeException,
     FakeTensor,
     FakeTensorMode,
+    UnsupportedOperatorException,
 )
 from torch.optim import Optimizer
 
 from memfit.batches import map_tensors, tensors_in
 from memfit.capture.attributes import attributes_restored
+from memfit.capture.rollback import random_numbers_restored
 from memfit.capture.whereabouts import is_the_users, short_path
 from memfit.errors import CannotSimulate, MemfitError
 from memfit.step import Step
 
 Built = TypeVar("Built")
-_NEEDS_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
+_NEEDS_VALUES = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException)
 
 
 def fake_mode() -> FakeTensorMode:
@@ -66,7 +68,7 @@ def _users_line(error: BaseException) -> str:
 
 def _is_about_fake_tensors(error: Exception) -> bool:
     """torch says so. Any other error may be the user's own, and stays as it is."""
-    return any(word in str(error) for word in ("FakeTensor", "tensor subclasses", "allow_non_fake_inputs"))
+    return any(word in str(error) for word in ("FakeTensor", "tensor subclasses", "allow_non_fake_inputs", "fake impl", "Couldn't swap"))
 
 
 @contextmanager
@@ -84,7 +86,7 @@ def simulated(step: Step) -> Iterator[Step]:
         return faked[id(tensor)]
 
     refuse_parameter_hooks(step)
-    with attributes_restored(step), ExitStack() as undo, mode, values_refused(), _no_complaints():
+    with random_numbers_restored(), attributes_restored(step), ExitStack() as undo, mode, values_refused(), _no_complaints():
         for model in step.models.values():
             _exchange_module_tensors(model, fake)
         for optimizer in step.optimizers:

@@ -159,3 +159,42 @@ def test_hooks_on_parameters_are_refused_in_a_simulation_of_real_ones() -> None:
     with pytest.raises(MemfitError, match="a hook of yours hangs on the parameter 'weight'"):
         memfit.profile(step, simulate=True)
     assert memfit.profile(step).peak_bytes > 0
+
+
+@BOTH
+def test_seeds_and_switches_set_inside_the_loss_are_put_back(simulate: bool) -> None:
+    def loss(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        torch.manual_seed(3)
+        out = model(x).pow(2).mean()
+        model.bias.requires_grad_(False)
+        return out
+
+    net = nn.Linear(8, 8)
+    step = step_of(net, torch.randn(2, 8), loss)
+    data, state = net.weight.data_ptr(), torch.get_rng_state()
+    memfit.profile(step, simulate=simulate)
+    assert torch.equal(state, torch.get_rng_state())
+    assert net.bias.requires_grad and net.weight.data_ptr() == data
+
+
+def test_weights_that_are_exchanged_inside_the_loss_are_put_back() -> None:
+    def loss(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        model.weight.data = model.weight.data * 0.5
+        return model(x).pow(2).mean()
+
+    net = nn.Linear(8, 8)
+    before, place = net.weight.detach().clone(), net.weight.data_ptr()
+    memfit.profile(step_of(net, torch.randn(2, 8), loss))
+    assert torch.equal(net.weight, before) and net.weight.data_ptr() == place
+
+
+def test_an_operator_without_a_simulated_form_is_refused() -> None:
+    @torch.library.custom_op("memfit_tests::doubled", mutates_args=())
+    def doubled(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    doubled.register_autograd(lambda ctx, grad: grad * 2)
+    step = step_of(nn.Linear(8, 8), torch.randn(2, 8), lambda m, x: doubled(m(x)).mean())
+    with pytest.raises(CannotSimulate, match="no fake impl registered"):
+        memfit.profile(step, simulate=True)
+    assert memfit.profile(step).peak_bytes > 0
