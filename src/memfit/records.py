@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Self
 
 from memfit.errors import RecordError
 
+EXACTNESS = ("bitwise", "reordered", "redrawn", "rounded", "altered")  # from strict to loose
 CATEGORIES = ("parameters", "gradients", "optimizer", "activations", "temporaries", "batch", "other")
 
 
@@ -217,6 +218,17 @@ class Stretch:
     loss: str
     first: int
     last: int
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One way a lever could act on a step."""
+
+    lever: str
+    name: str  # a few words for people: "4 micro-batches of 2"
+    exactness: str  # one of EXACTNESS
+    settings: dict[str, Any] = field(default_factory=dict)  # what `apply` needs, plain JSON
+    why: str = ""
 
 
 @dataclass(frozen=True, slots=True)

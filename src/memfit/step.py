@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from memfit.batches import batch_size, map_tensors
 from memfit.errors import StepError
+from memfit.running import Running, interrupts_held_back
 from memfit.step_faults import faults_of, loss_faults
 
 Loss = Callable[..., torch.Tensor]
@@ -85,6 +86,7 @@ class Step:
     loader: Iterable[Batch] | None = None
     clip_grad_norm: float | None = None
     scheduler: Scheduler | Sequence[Scheduler] | None = None
+    running: Running = field(default_factory=Running, repr=False, compare=False)  # what levers put on; the user gives nothing here
 
     def __post_init__(self) -> None:
         if faults := faults_of(self):
@@ -119,36 +121,59 @@ class Step:
         return tuple(dict.fromkeys(o for phase in self.all_phases for o in phase.optimizers))
 
     def run(self, batch: Batch, watcher: Watcher | None = None, schedule: bool = True) -> dict[str, torch.Tensor]:
-        """One plain training step on `batch`: for each phase zero_grad, loss, backward, clip, optimizer; then the schedulers."""
-        carry: dict[str, Any] = {}
+        """One training step on `batch`: for each phase zero_grad, loss, backward, clip, optimizer; then the schedulers."""
+        carries: dict[int, Any] = {}
         losses = {}
         for phase in self.all_phases:
-            losses[phase.name] = self._run_phase(phase, batch, carry, watcher)
-            carry = map_tensors(torch.Tensor.detach, carry)
+            for optimizer in phase.optimizers:
+                optimizer.zero_grad()
+            losses[phase.name] = self._differentiate(phase, batch, carries, watcher)
+            self._update(phase, watcher)
         if schedule:
             for scheduler in (s for phase in self.all_phases for s in phase.schedulers):
                 scheduler.step()
         return losses
 
-    def _run_phase(self, phase: Phase, batch: Batch, carry: dict[str, Any], watcher: Watcher | None) -> torch.Tensor:
-        for optimizer in phase.optimizers:
-            optimizer.zero_grad()
+    def _differentiate(self, phase: Phase, batch: Batch, carries: dict[int, Any], watcher: Watcher | None) -> torch.Tensor:
+        """The phase's loss, and its gradients added to the parameters'. Each part of the batch has a carry of its own."""
+        total: torch.Tensor | None = None
+        for number, part in enumerate(self.running.parts(phase.name, batch)):
+            carry = carries.setdefault(number, {})
+            with part.around():
+                loss = self._part_loss(phase, part.batch, carry, watcher)
+                if part.share != 1.0:
+                    loss = loss * part.share
+                if watcher:
+                    watcher.enter("backward", phase.name)
+                (self.running.guard.scaled(loss) if self.running.guard else loss).backward()
+            total = loss.detach() if total is None else total + loss.detach()
+            del loss
+            carries[number] = map_tensors(torch.Tensor.detach, carry)
+        assert total is not None  # a batch has at least one part
+        return total
+
+    def _part_loss(self, phase: Phase, batch: Batch, carry: dict[str, Any], watcher: Watcher | None) -> torch.Tensor:
         if watcher:
             watcher.enter("forward", phase.name)
-        loss = phase.loss(self.model, batch, carry)
+        with self.running.surroundings(phase.name):
+            loss = phase.loss(self.model, batch, carry)
         if faults := loss_faults(phase.name, loss):
             raise StepError(faults)
         if watcher:
             watcher.saw_loss(phase.name, loss)
-            watcher.enter("backward", phase.name)
-        loss.backward()
+        return loss
+
+    def _update(self, phase: Phase, watcher: Watcher | None) -> None:
         if watcher:
             watcher.enter("optimizer", phase.name)
-        if phase.clip_grad_norm is not None:
-            torch.nn.utils.clip_grad_norm_(_parameters_of(phase.optimizers), phase.clip_grad_norm)
-        for optimizer in phase.optimizers:
-            optimizer.step()
-        return loss.detach()
+        optimizers = [o for o in phase.optimizers if o not in self.running.steps_in_backward]
+        if self.running.guard and not self.running.guard.lets_step(phase.name, optimizers):
+            return
+        with interrupts_held_back():
+            if phase.clip_grad_norm is not None:
+                torch.nn.utils.clip_grad_norm_(_parameters_of(phase.optimizers), phase.clip_grad_norm)
+            for optimizer in optimizers:
+                optimizer.step()
 
 
 def _parameters_of(optimizers: Iterable[Optimizer]) -> list[torch.Tensor]:

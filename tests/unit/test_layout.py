@@ -22,6 +22,9 @@ MAY_NOT_IMPORT = {
     "ledger": {"torch", "memfit.step", "memfit.capture", "memfit.report", "memfit.commands"},
     "report": {"torch", "memfit.step", "memfit.capture", "memfit.ledger", "memfit.commands"},
     "capture": {"memfit.ledger", "memfit.report", "memfit.commands"},
+    "ops": {"memfit"},
+    "levers": {"memfit.capture", "memfit.planner", "memfit.proof", "memfit.report"},
+    "planner": {"torch", "memfit.step", "memfit.capture", "memfit.proof", "memfit.report"},
     "step": {"memfit.capture", "memfit.ledger", "memfit.report", "memfit.commands"},
 }
 

@@ -1,0 +1,10 @@
+"""Every technique memfit knows, one file each. Adding one: its file, its maths in ops, one entry here, one doc page."""
+
+from __future__ import annotations
+
+from memfit.levers.lever import CannotApply, Lever
+from memfit.levers.undo import Undo
+
+__all__ = ["LEVERS", "CannotApply", "Lever", "Undo"]
+
+LEVERS: dict[str, Lever] = {}

@@ -1,0 +1,1 @@
+"""Plain torch maths that levers use; knows nothing of plans and budgets."""

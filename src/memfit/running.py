@@ -1,0 +1,71 @@
+"""How a fitted step runs: what levers put around and between the calls of the plain step."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any, Protocol
+
+import torch
+from torch.optim import Optimizer
+
+
+@dataclass(frozen=True)
+class Part:
+    """A piece of a batch whose loss is taken on its own; `share` is what it counts for, all shares of a batch sum to 1."""
+
+    batch: Any
+    share: float = 1.0
+    around: Callable[[], AbstractContextManager[Any]] = nullcontext  # entered around this part's loss and backward
+
+
+class Guard(Protocol):
+    """Stands between gradients and optimizer: scales losses, and says whether a step may be taken."""
+
+    def scaled(self, loss: torch.Tensor) -> torch.Tensor:
+        """What backward is called on."""
+
+    def lets_step(self, phase: str, optimizers: Sequence[Optimizer]) -> bool:
+        """After all gradients of a phase are there: bring them back to scale; False skips this step."""
+
+
+@dataclass
+class Running:
+    """Empty: the plain step. A lever's `apply` adds to it, its undo takes the same thing out again."""
+
+    around_loss: list[Callable[[str], AbstractContextManager[Any]]] = field(default_factory=list)  # called with the phase's name
+    split: Callable[[str, Any], Iterable[Part]] | None = None  # phase and batch to parts, the same number for every phase
+    guard: Guard | None = None
+    steps_in_backward: list[Optimizer] = field(default_factory=list)  # their step happens as gradients come
+
+    def parts(self, phase: str, batch: Any) -> list[Part]:
+        """The parts of a batch, one after the other."""
+        return [Part(batch)] if self.split is None else list(self.split(phase, batch))
+
+    @contextmanager
+    def surroundings(self, phase: str) -> Iterator[None]:
+        """What levers put around the call of a loss."""
+        with ExitStack() as entered:
+            for make in self.around_loss:
+                entered.enter_context(make(phase))
+            yield
+
+
+@contextmanager
+def interrupts_held_back() -> Iterator[None]:
+    """Ctrl-C waits until the block is done: half an optimizer step would leave weights that belong to no step."""
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) is None:
+        yield
+        return
+    held: list[tuple[int, FrameType | None]] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: held.append((number, frame)))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if held and callable(before):
+        before(*held[0])
