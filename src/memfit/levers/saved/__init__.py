@@ -1,0 +1,1 @@
+"""saved: one decision for each tensor that autograd keeps between forward and backward."""

@@ -1,0 +1,99 @@
+"""Puts a table of saved tensors onto a step, and takes it off again."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from torch import nn
+
+from memfit.levers.lever import CannotApply
+from memfit.levers.saved.forward import Forward
+from memfit.levers.saved.table import DISK, PhaseTable, Region
+from memfit.levers.undo import Undo
+from memfit.ops.spill import Spill
+from memfit.step import Step
+
+
+class _Active:
+    """The computation that is under way, if one is, and how often each module was called in it."""
+
+    def __init__(self) -> None:
+        self.forward: Forward | None = None
+        self.calls: Counter[str] = Counter()
+        self.inside: list[str] = []  # the calls for which the dispatch mode was entered
+
+    def enter(self, path: str) -> None:
+        """A module is called: if it is a region of the table, watch its operators."""
+        forward = self.forward
+        if forward is None:
+            return
+        ordinal = self.calls[path]
+        self.calls[path] += 1
+        region = Region(path, ordinal)
+        if self.inside:
+            self.inside.append(path)
+        elif region in forward.table.regions:
+            forward.enter_region(region)
+            self.inside.append(path)
+
+    def leave(self, path: str) -> None:
+        """The module is done."""
+        if self.forward is not None and self.inside and self.inside[-1] == path:
+            self.inside.pop()
+            if not self.inside:
+                self.forward.leave_region()
+
+
+def apply_tables(step: Step, tables: dict[str, PhaseTable]) -> Undo:
+    """Hooks on the modules whose calls are watched, and a context around each loss; an empty table installs nothing."""
+    undo, active = Undo(), _Active()
+    if not tables:
+        return undo
+    modules = {path: m for name, model in step.models.items() for path, m in model.named_modules(prefix=name)}
+    for path in dict.fromkeys(r.module for table in tables.values() for r in table.regions if r is not None):
+        if path not in modules:
+            raise CannotApply(
+                f"This plan makes tensors again inside the module {path!r}, which none of the step's models has: give that network to the "
+                "Step as well, as in Step({'model': …, 'other': …}, …), or plan this step again."
+            )
+        _hook(modules[path], path, active, undo)
+    spill = Spill() if any(DISK in t.saved.values() for t in tables.values()) else None
+    if spill:
+        undo.then(spill.close)
+
+    @contextmanager
+    def around(phase: str) -> Iterator[None]:
+        table = tables.get(phase)
+        if table is None:
+            yield
+            return
+        with _watching(Forward(table, spill), active):
+            yield
+
+    step.running.around_loss.append(around)
+    undo.then(step.running.around_loss.remove, around)
+    return undo
+
+
+def _hook(module: nn.Module, path: str, active: _Active, undo: Undo) -> None:
+    undo.then(module.register_forward_pre_hook(lambda *_: active.enter(path), prepend=True).remove)
+    undo.then(module.register_forward_hook(lambda *_: active.leave(path), prepend=True, always_call=True).remove)
+
+
+@contextmanager
+def _watching(forward: Forward, active: _Active) -> Iterator[None]:
+    active.forward, active.calls = forward, Counter()
+    try:
+        with forward.hooks:
+            if None in forward.table.regions:
+                forward.enter_region(None)
+                active.inside.append("")  # already inside, whatever is called
+            yield
+    finally:
+        if active.inside:
+            active.inside.clear()
+            forward.leave_region()
+        active.forward = None
+        forward.forget()

@@ -1,0 +1,243 @@
+"""The mechanism: while a loss is computed, decides for each tensor autograd saves what is really kept."""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from memfit.levers.saved.handles import Handle, stored
+from memfit.levers.saved.line import SMALL_BESIDE
+from memfit.levers.saved.table import CACHE, DROP, PhaseTable, Region
+from memfit.ops.remaking import Kept, Node, Part, remake
+from memfit.ops.spill import Spill
+
+_NOT_ON_THE_LINE = ("prim", "profiler")  # as in a capture, whose numbers these are
+_STATISTICS = {  # batch norms write their running statistics without saying so; made again, they must not
+    name: (3, 4) for name in ("aten::native_batch_norm", "aten::cudnn_batch_norm", "aten::miopen_batch_norm")
+}
+_EMPTY_LIKE, _EMPTY = torch.ops.aten.empty_like.default, torch.ops.aten.empty_strided.default
+_CONVOLUTION = "aten::convolution"
+
+
+class _Maker(NamedTuple):
+    """Which node made a piece of memory."""
+
+    storage: weakref.ref[torch.UntypedStorage]
+    node: Node
+    output: int
+    dtype: torch.dtype
+    version: int
+
+
+class Forward(TorchDispatchMode):
+    """One computation of one loss. The dispatch mode itself is entered only around the regions of the table."""
+
+    def __init__(self, table: PhaseTable, spill: Spill | None) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.table, self._spill = table, spill
+        self._decisions = {(d.region, d.op, d.ordinal): d.do for d in table.decisions}
+        self._planned = {d.op for d in table.decisions}
+        self._names: dict[Any, str] = {}
+        self._saved = 0
+        self._quiet = self._watching = False
+        self._region: Region | None = None
+        self._seen: Counter[str] = Counter()
+        self._found = 0
+        self._makers: dict[int, _Maker] = {}
+        self._readers: dict[int, list[weakref.ref[Node]]] = {}
+        self._fresh: list[Handle] = []  # packed since the last op: the inputs of the one that comes next
+        self.hooks = torch.autograd.graph.saved_tensors_hooks(self.pack, self.unpack)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if self._quiet or func.namespace in _NOT_ON_THE_LINE:
+            return func(*args, **kwargs)
+        if func._schema.is_mutable:
+            return self._run_in_place(func, args, kwargs)
+        do = self._decision(func)
+        if do is None:
+            out = func(*args, **kwargs)
+        elif do == DROP:
+            out = func(*args, **kwargs)
+            self._drop_input(func, args)
+        else:
+            out = self._run_noted(func, args, kwargs, do == CACHE)
+        self._fresh.clear()
+        return out
+
+    def enter_region(self, region: Region | None) -> None:
+        """From here on, operators are watched, and counted as those of this region, or (None) of the phase."""
+        self._region, self._watching = region, True
+        self._seen.clear()
+        self.__enter__()  # type: ignore[no-untyped-call]
+
+    def leave_region(self) -> None:
+        """Operators run unseen again."""
+        self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        self._watching = False
+        self._fresh.clear()
+
+    def _decision(self, func: Any) -> str | None:
+        name = self._names.get(func)
+        if name is None:
+            name = self._names[func] = str(func)
+        if name not in self._planned:
+            return None
+        do = self._decisions.get((self._region, name, self._seen[name]))
+        self._seen[name] += 1
+        self._found += do is not None
+        return do
+
+    def _run_noted(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], cached: bool) -> Any:
+        node = self._node(func, args, kwargs, cached)
+        out = func(*args, **kwargs)
+        read = {id(t.untyped_storage()) for t in _tensors((args, *kwargs.values()))}
+        if func is _EMPTY_LIKE:  # needs a shape, not the tensor that has it
+            node = Node(_EMPTY, [out.shape, out.stride()], {"dtype": out.dtype, "device": out.device}, cached)
+        outputs = list(out) if isinstance(out, (tuple, list)) else [out]
+        largest = max((t.untyped_storage().nbytes() for t in _tensors(outputs)), default=0)
+        for index, tensor in enumerate(outputs):
+            if isinstance(tensor, torch.Tensor) and _worth_noting(tensor, largest) and id(tensor.untyped_storage()) not in read:
+                self._note(tensor, node, index)
+        return out
+
+    def _node(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], cached: bool) -> Node:
+        kept = [self._keep(arg) for arg in args]
+        for place in _STATISTICS.get(func._schema.name, ()) if args[5:6] == (True,) else ():
+            kept[place] = None
+        node = Node(func, kept, {name: self._keep(value) for name, value in kwargs.items()}, cached)
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            node.random_state = torch.get_rng_state()
+        reference = weakref.ref(node)
+        for value in _kept_in((kept, *node.kwargs.values())):
+            self._readers.setdefault(id(value.tensor.untyped_storage()), []).append(reference)
+        return node
+
+    def _note(self, tensor: torch.Tensor, node: Node, index: int, writes: int = 0) -> None:
+        """From now on this memory can be made again; torch counts a write only after the operator has returned to autograd."""
+        storage = tensor.untyped_storage()
+        self._makers[id(storage)] = _Maker(weakref.ref(storage), node, index, tensor.dtype, tensor._version + writes)
+
+    def _keep(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            part = self._part(value)
+            return Kept(value.detach() if value.requires_grad and not value.is_leaf else value) if part is None else part
+        return [self._keep(item) for item in value] if type(value) in (list, tuple) else value
+
+    def _part(self, tensor: torch.Tensor) -> Part | None:
+        """How this tensor can be made again, if an op whose result is not kept made its memory."""
+        storage = tensor.untyped_storage()
+        found = self._makers.get(id(storage))
+        if found is None or found.storage() is not storage or tensor.dtype != found.dtype or tensor._version != found.version:
+            return None  # written to since, perhaps where nobody watched
+        return Part(found.node, found.output, tensor.shape, tensor.stride(), tensor.storage_offset())
+
+    def _run_in_place(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Nodes that hold what is about to be written are made now; memory that can be made again stays so if the op is simple."""
+        written = _written(func, args, kwargs)
+        for tensor in written:
+            for reference in self._readers.pop(id(tensor.untyped_storage()), ()):
+                node = reference()
+                if node is not None and node.outputs is None and any(
+                    kept.tensor.untyped_storage() is tensor.untyped_storage() for kept in _kept_in((node.args, *node.kwargs.values()))
+                ):
+                    node.cached = True
+                    self._quietly(remake, node)
+        part = self._part(args[0]) if len(written) == 1 and written[0] is args[0] else None
+        node = None
+        if part is not None:
+            node = self._node(func, args, kwargs, part.node.cached)
+            node.writes_to_first, part.node.cached = True, False  # what was there before the write is only a step on the way
+        for tensor in written:
+            self._makers.pop(id(tensor.untyped_storage()), None)
+        out = func(*args, **kwargs)
+        if node is not None:
+            self._note(args[0], node, 0, 1)
+        self._fresh.clear()
+        return out
+
+    def _drop_input(self, func: Any, args: tuple[Any, ...]) -> None:
+        """A convolution whose weights get no gradient saves an input that nobody will read."""
+        if func._schema.name != _CONVOLUTION or any(t.requires_grad for t in _tensors(args[1:3])):
+            return
+        part = self._part(args[0])
+        for handle in self._fresh:
+            if handle.is_of(args[0], part):
+                handle.drop(args[0])
+
+    def _quietly(self, call: Any, *values: Any) -> Any:
+        before, self._quiet = self._quiet, True
+        try:
+            return call(*values)
+        finally:
+            self._quiet = before
+
+    def pack(self, tensor: torch.Tensor) -> Handle:
+        """Called by autograd for each tensor it saves."""
+        order = self._saved
+        self._saved += 1
+        part = self._part(tensor) if self._makers else None
+        handle = Handle(self._quietly(self._stored, tensor, self.table.saved.get(order, "")) if part is None else part)
+        if self._watching:
+            self._fresh.append(handle)
+        return handle
+
+    def _stored(self, tensor: torch.Tensor, how: str) -> Any:
+        if tensor.requires_grad and not tensor.is_leaf:  # an output of the node that saves it would keep itself alive
+            tensor = tensor.detach()
+        return stored(tensor, how, self._spill)
+
+    def unpack(self, handle: Handle) -> torch.Tensor:
+        """Called by autograd when backward needs the tensor."""
+        before, self._quiet = self._quiet, True
+        try:
+            return handle.get()
+        finally:
+            self._quiet = before
+
+    def forget(self) -> None:
+        """The loss is computed: handles know all they need, nothing is looked up any more."""
+        if self._found < len(self._decisions):
+            warnings.warn(
+                f"memfit: this step differs from the one that was planned: {len(self._decisions) - self._found} of the "
+                f"{len(self._decisions)} operators whose results were to be made again did not run. It is computed correctly, "
+                "but may need more memory than planned: plan it again.",
+                stacklevel=2,
+            )
+        self._makers.clear()
+        self._readers.clear()
+        self._fresh.clear()
+
+
+def _worth_noting(tensor: torch.Tensor, largest: int) -> bool:
+    """Its memory is all its own, and not small beside the op's other outputs, as the means of a norm are."""
+    memory = tensor.untyped_storage().nbytes()
+    return memory == tensor.numel() * tensor.element_size() and memory * SMALL_BESIDE >= largest
+
+
+def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+    """The tensors an operator writes to, as its schema says."""
+    values = [(a, args[i] if i < len(args) else kwargs.get(a.name)) for i, a in enumerate(func._schema.arguments)]
+    return [t for a, value in values if a.alias_info is not None and a.alias_info.is_write for t in _tensors((value,))]
+
+
+def _tensors(values: Any) -> Iterator[torch.Tensor]:
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif type(value) in (list, tuple):
+            yield from _tensors(value)
+
+
+def _kept_in(values: Any) -> Iterator[Kept]:
+    for value in values:
+        if type(value) is Kept:
+            yield value
+        elif type(value) in (list, tuple):
+            yield from _kept_in(value)

@@ -1,0 +1,188 @@
+"""What a table does to a step's time line: which ops run again before which, and how long each piece of memory lives."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from memfit.levers.saved.line import Line
+from memfit.levers.saved.table import BITS, CACHE, DROP
+
+_WAITING_FOR_DISK = 2
+
+
+@dataclass
+class Piece:
+    """Memory on the new line; `born` and `died` are (op, place): place -1 is the op itself, others are remakings before it."""
+
+    bytes: int
+    born: tuple[int, int]
+    died: tuple[int, int]
+    source: int  # the storage it is a copy or remaking of
+    node: int | None = None  # the forward op whose running again made it, the last one that wrote to it
+
+
+@dataclass
+class Schedule:
+    """The new line, told by its differences from the old one."""
+
+    again: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))  # before op: the forward ops that run again
+    died: dict[int, int] = field(default_factory=dict)  # storage: the last op during which its first form lives
+    pieces: list[Piece] = field(default_factory=list)
+
+
+def schedule(line: Line, ops: Mapping[int, str], saved: Mapping[int, str]) -> Schedule:
+    """Follow the mechanism: nodes, handles, remakings in the order backward asks for them."""
+    return _Follower(line, ops, saved).follow()
+
+
+class _Follower:
+    def __init__(self, line: Line, ops: Mapping[int, str], saved: Mapping[int, str]) -> None:
+        self.line, self.saved = line, saved
+        self.result = Schedule()
+        self.cached: dict[int, bool] = {}
+        self.noded = {s for op, how in ops.items() if how != DROP for s in line.made.get(op, ())}
+        for s in self.noded:
+            for writer in line.writers[s]:
+                self.cached[writer] = ops[line.writers[s][0]] == CACHE and writer == line.writers[s][-1]
+        self.dropped = {op for op, how in ops.items() if how == DROP}
+        self.sources: dict[int, list[int]] = {}
+        self.holds: dict[int, list[int]] = {}
+        self.makes: dict[int, list[int]] = {}
+        for node in sorted(self.cached):
+            self._connect(node)
+        self.first_run: dict[int, int] = {}
+        self.ends: dict[int, int] = defaultdict(lambda: -1)
+
+    def _connect(self, node: int) -> None:
+        needs = self.line.needs[node]
+        self.sources[node] = [self._node_at(s, node - 1) for s in needs if s in self.noded and self.line.writers[s][0] < node]
+        self.holds[node] = [s for s in needs if s not in self.noded]
+        written = [s for s in self.line.trace.ops[node].outputs if node in self.line.writers.get(s, ())]
+        self.makes[node] = self.line.made.get(node) or written
+
+    def _node_at(self, s: int, op: int) -> int:
+        return max(writer for writer in self.line.writers[s] if writer <= op)
+
+    def follow(self) -> Schedule:
+        trace = self.line.trace
+        keeps: dict[int, int] = defaultdict(lambda: -1)
+        handles = []
+        for row, kept in enumerate(trace.saved):
+            if kept.op in self.dropped and kept.storage == trace.ops[kept.op].inputs[0]:
+                self.result.died.setdefault(kept.storage, -2)
+            elif kept.storage in self.noded and self._made_before(kept.storage, kept.op):
+                handles.append((kept.read if kept.read is not None else len(trace.ops), row))
+            elif row in self.saved:
+                self._store(row)
+            else:
+                keeps[kept.storage] = max(keeps[kept.storage], self.line.ends[row])
+        for read, row in sorted(handles):
+            if read < len(trace.ops):
+                self._read(row)
+        self._hold_inputs(keeps)
+        return self.result
+
+    def _made_before(self, s: int, op: int) -> bool:
+        return self.line.writers[s][0] <= op
+
+    def _store(self, row: int) -> None:
+        """A tensor that is packed or sent away: it passes, something smaller stays, and it comes back when it is read."""
+        kept = self.line.trace.saved[row]
+        size = self.line.trace.storages[kept.storage].bytes
+        self.result.died.setdefault(kept.storage, -2)
+        if kept.read is None:
+            return
+        if self.saved[row] == BITS:
+            self.result.pieces.append(Piece(_packed_bytes(self.line, kept.storage), (kept.op, -1), (self.line.ends[row], -1), kept.storage))
+        self.result.pieces.append(Piece(size, (kept.read, -1), (self.line.ends[row], -1), kept.storage))
+
+    def _read(self, row: int) -> None:
+        """Backward asks for a tensor: run what it takes, sources first, each freed when nothing here needs it any more."""
+        kept = self.line.trace.saved[row]
+        assert kept.read is not None
+        wanted = self._node_at(kept.storage, kept.op)
+        end = self.line.ends[row]
+        self.ends[wanted] = max(self.ends[wanted], end)
+        order = self._order(wanted)
+        before = self.result.again[kept.read] if order else []
+        uses: dict[int, int] = defaultdict(int)
+        for node in order:
+            for source in self.sources[node]:
+                uses[source] += 1
+        local: dict[int, list[Piece]] = {}
+        for node in order:
+            place = len(before)
+            before.append(node)
+            self.first_run.setdefault(node, kept.read)
+            local[node] = self._overwritten(node, local, uses) or self._new_pieces(node, (kept.read, place))
+            _live_until(local[node], (kept.read, place))
+            for source in self.sources[node]:
+                uses[source] -= 1
+                if source in local and not self.cached[source]:
+                    _live_until(local[source], (kept.read, place))
+        if wanted in local and not self.cached[wanted]:
+            _live_until([piece for piece in local[wanted] if piece.source == kept.storage], (end, -1))
+
+    def _overwritten(self, node: int, local: dict[int, list[Piece]], uses: dict[int, int]) -> list[Piece] | None:
+        """An in-place op writes over what was made before it, if nothing else here needs that."""
+        earlier = [writer for writer in self.line.writers[self.makes[node][0]] if writer < node]
+        pieces = local.get(earlier[-1]) if earlier and uses[earlier[-1]] == 1 else None
+        for piece in pieces or ():
+            piece.node = node
+        return pieces
+
+    def _new_pieces(self, node: int, moment: tuple[int, int]) -> list[Piece]:
+        pieces = [Piece(self.line.trace.storages[s].bytes, moment, moment, s, node) for s in self.makes[node]]
+        self.result.pieces.extend(pieces)
+        return pieces
+
+    def _order(self, wanted: int) -> list[int]:
+        order: list[int] = []
+        entered: set[int] = set()
+        stack = [(wanted, False)]
+        while stack:
+            node, done = stack.pop()
+            if done:
+                order.append(node)
+            elif node not in entered and not (self.cached[node] and node in self.first_run):
+                entered.add(node)
+                stack.append((node, True))
+                stack.extend((source, False) for source in self.sources[node])
+        return order
+
+    def _hold_inputs(self, keeps: dict[int, int]) -> None:
+        """How long nodes live, and with them what they hold: as long as a handle or another node waits for them."""
+        released: dict[int, int] = {}
+        dead = self.ends
+        for node in sorted(self.cached, reverse=True):
+            released[node] = self.first_run.get(node, dead[node]) if self.cached[node] else dead[node]
+            for source in self.sources[node]:
+                dead[source] = max(dead[source], released[node])
+            for s in self.holds[node]:
+                keeps[s] = max(keeps[s], released[node])
+        for piece in self.result.pieces:
+            if piece.node is not None and self.cached[piece.node]:
+                piece.died = (dead[piece.node], -1)
+        self._first_forms(keeps)
+
+    def _first_forms(self, keeps: dict[int, int]) -> None:
+        trace = self.line.trace
+        for s in {*self.noded, *self.result.died}:
+            self.result.died[s] = max(self.line.passing.get(s, trace.storages[s].born), keeps[s])
+        for s, until in keeps.items():
+            died = trace.storages[s].died
+            if s not in self.result.died and died is not None and until > died:
+                self.result.died[s] = until
+
+
+def _live_until(pieces: list[Piece], moment: tuple[int, int]) -> None:
+    for piece in pieces:
+        piece.died = moment
+
+
+def _packed_bytes(line: Line, s: int) -> int:
+    storage = line.trace.storages[s]
+    size = {"bool": 1, "int64": 8, "int32": 4, "int16": 2, "float64": 8, "float32": 4}.get(storage.dtype, 2)
+    return storage.bytes // 2 if storage.dtype in ("int64", "int32", "int16") else storage.bytes // (8 * size)

@@ -1,0 +1,119 @@
+"""What is decided for each saved tensor, as it stands in a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from memfit.records import Trace
+
+RECOMPUTE, CACHE, DROP = "recompute", "recompute once", "drop"  # for what an operator made; for a convolution's input
+HOST, DISK, BITS = "host", "disk", "bits"  # for one tensor that autograd keeps
+
+
+@dataclass(frozen=True)
+class Region:
+    """A module call inside which operators are watched: the `ordinal`-th call of that module in a phase."""
+
+    module: str
+    ordinal: int
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What is done with the result of an operator: the `ordinal`-th of its name in a region, or (None) in the whole phase."""
+
+    op: str
+    ordinal: int
+    region: Region | None
+    do: str
+
+
+@dataclass(frozen=True)
+class PhaseTable:
+    """The decisions for one phase; `saved` is by the order in which autograd saves tensors."""
+
+    regions: tuple[Region | None, ...] = ()  # the module calls to watch; None: the whole phase
+    decisions: tuple[Decision, ...] = ()
+    saved: dict[int, str] = field(default_factory=dict)
+
+
+def settings_of(tables: Mapping[str, PhaseTable]) -> dict[str, Any]:
+    """As plain JSON: each region with its rows [operator, ordinal, what is done]."""
+    return {
+        phase: {
+            "regions": [
+                {"module": r and r.module, "call": r and r.ordinal, "ops": [[d.op, d.ordinal, d.do] for d in t.decisions if d.region == r]}
+                for r in t.regions
+            ],
+            "saved": {str(order): how for order, how in sorted(t.saved.items())},
+        }
+        for phase, t in tables.items()
+    }
+
+
+def tables_of(settings: Mapping[str, Any]) -> dict[str, PhaseTable]:
+    """Read back from a plan."""
+    return {
+        phase: PhaseTable(
+            tuple(_region(row) for row in t["regions"]),
+            tuple(Decision(op, ordinal, _region(row), do) for row in t["regions"] for op, ordinal, do in row["ops"]),
+            {int(order): how for order, how in t["saved"].items()},
+        )
+        for phase, t in settings.items()
+    }
+
+
+def _region(row: Mapping[str, Any]) -> Region | None:
+    return None if row["module"] is None else Region(row["module"], row["call"])
+
+
+def make_tables(trace: Trace, ops: Mapping[int, str], saved: Mapping[int, str]) -> dict[str, PhaseTable]:
+    """Decisions by op number and by index in trace.saved, sorted into phases and into the module calls that must be watched."""
+    tables = {}
+    for phase in dict.fromkeys(op.loss for op in trace.ops if op.phase == "forward"):
+        mine = [n for n, op in enumerate(trace.ops) if op.loss == phase and op.phase == "forward"]
+        rows = [i for i, s in enumerate(trace.saved) if mine[0] <= s.op <= mine[-1]]
+        decided = [n for n in mine if n in ops]
+        hows = {order: saved[i] for order, i in enumerate(rows) if i in saved}
+        if decided or hows:
+            spans = regions_around(trace, mine, [*decided, *_later_writers(trace, decided)])
+            decisions = tuple(_decision(trace, mine, spans, n, ops[n]) for n in decided)
+            tables[phase] = PhaseTable(tuple(region for region, *_ in spans), decisions, hows)
+    return tables
+
+
+def _decision(trace: Trace, mine: list[int], spans: Sequence[tuple[Region | None, int, int]], n: int, do: str) -> Decision:
+    region, first, _ = next(span for span in spans if span[1] <= n <= span[2])
+    ordinal = sum(trace.ops[other].name == trace.ops[n].name for other in mine if first <= other < n)
+    return Decision(trace.ops[n].name, ordinal, region, do)
+
+
+def _later_writers(trace: Trace, decided: list[int]) -> list[int]:
+    """In-place ops on what is made again: they must be seen as well."""
+    made = {s for n in decided for s in trace.ops[n].outputs if trace.storages[s].born == n}
+    return [n for n, op in enumerate(trace.ops) if op.phase == "forward" and is_in_place(op.name) and made.intersection(op.outputs)]
+
+
+def regions_around(trace: Trace, mine: list[int], decided: list[int]) -> list[tuple[Region | None, int, int]]:
+    """The smallest module calls that hold all decided ops, none inside another; the whole phase where one ran outside any."""
+    ordinals: dict[str, int] = {}
+    spans = []
+    for call in sorted((c for c in trace.calls if mine[0] <= c.first <= mine[-1]), key=lambda c: (c.first, -c.last)):
+        ordinals[call.module] = ordinals.get(call.module, -1) + 1
+        spans.append((Region(call.module, ordinals[call.module]), call.first, call.last))
+    chosen: list[tuple[Region | None, int, int]] = []
+    for n in decided:
+        around = [span for span in spans if span[1] <= n <= span[2]]
+        if not around:
+            return [(None, mine[0], mine[-1])]
+        chosen.append(min(around, key=lambda span: span[2] - span[1]))
+    chosen = list(dict.fromkeys(chosen))
+    return [a for a in chosen if not any(a[1:] != b[1:] and b[1] <= a[1] and a[2] <= b[2] for b in chosen)]
+
+
+def is_in_place(name: str) -> bool:
+    """Whether an operator writes to its first argument, as torch names them."""
+    word = name.split(".")[1]
+    return word.endswith("_") and not word.endswith("__")
