@@ -24,29 +24,36 @@ def packed(tensor: torch.Tensor) -> Unpack | None:
     if tensor.dtype in _WHOLE_NUMBERS:
         return _narrowed(tensor)
     if tensor.dtype == torch.bool:
-        return _with_shape(_to_bits(tensor.flatten()), tensor, None)
+        bits = _to_bits(tensor.flatten())
+        return None if bits is None else _with_shape(bits, tensor, None)
     if not tensor.is_floating_point():
         return None
     high = tensor.amax()
-    mask = tensor == high
-    if not _certainly(((tensor == 0) & ~torch.signbit(tensor)) | mask):
-        return None
-    return _with_shape(_to_bits(mask.flatten()), tensor, high)
+    bits = _to_bits(tensor.flatten(), high)
+    return None if bits is None else _with_shape(bits, tensor, high)
+
+
+def _to_bits(flat: torch.Tensor, high: torch.Tensor | None = None) -> torch.Tensor | None:
+    """Eight flags to a byte: flag i is bit (i // length) of byte (i % length), so that no step needs more than an eighth.
+
+    `high` makes flags of values that are zero or high; None comes back if others are among them.
+    """
+    length = -(-flat.numel() // 8)
+    bits = torch.zeros(length, dtype=torch.uint8, device=flat.device)
+    for place in range(8):
+        piece = flat[place * length : (place + 1) * length]
+        if high is not None:
+            flags = piece == high
+            if not _certainly(flags | (piece == 0) & ~torch.signbit(piece)):
+                return None
+            piece = flags
+        bits[: piece.numel()] |= piece.view(torch.uint8) << place
+    return bits
 
 
 def _certainly(conditions: torch.Tensor) -> bool:
     """A simulated tensor has no values: there, what the plan says is believed."""
     return isinstance(conditions, FakeTensor) or bool(conditions.all())
-
-
-def _to_bits(flat: torch.Tensor) -> torch.Tensor:
-    """Eight flags to a byte: flag i is bit (i // length) of byte (i % length), so that no step needs more than a slice."""
-    length = -(-flat.numel() // 8)
-    bits = torch.zeros(length, dtype=torch.uint8, device=flat.device)
-    for place in range(8):
-        piece = flat[place * length : (place + 1) * length].view(torch.uint8)
-        bits[: piece.numel()] |= piece << place
-    return bits
 
 
 def _from_bits(bits: torch.Tensor, count: int, dtype: torch.dtype) -> torch.Tensor:

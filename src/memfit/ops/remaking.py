@@ -46,12 +46,12 @@ class Part(NamedTuple):
 
 
 class Node:
-    """An operator call that can be run again. `cached`: its outputs, once made again, stay until nobody waits for them."""
+    """An operator call that can be run again. After `times` remakings its outputs stay until nobody waits for them; 0: never."""
 
-    __slots__ = ("__weakref__", "args", "cached", "func", "kwargs", "outputs", "random_state", "writes_to_first")
+    __slots__ = ("__weakref__", "args", "func", "kwargs", "outputs", "random_state", "times", "writes_to_first")
 
-    def __init__(self, func: Any, args: Any, kwargs: dict[str, Any], cached: bool) -> None:
-        self.func, self.args, self.kwargs, self.cached = func, args, kwargs, cached
+    def __init__(self, func: Any, args: Any, kwargs: dict[str, Any], times: int) -> None:
+        self.func, self.args, self.kwargs, self.times = func, args, kwargs, times
         self.outputs: list[torch.Tensor] | None = None
         self.random_state: torch.Tensor | None = None  # replayed, so that a random op draws the same numbers again
         self.writes_to_first = False  # an in-place op: its first argument is copied before it is written
@@ -101,7 +101,8 @@ def remake(wanted: Node) -> list[torch.Tensor]:
                 if not uses[source]:
                     made.pop(source, None)
             made[node] = outputs
-            if node.cached:
+            node.times -= 1
+            if not node.times:
                 node.outputs, node.args, node.kwargs = outputs, (), {}
     return made[wanted]
 

@@ -47,6 +47,14 @@ class Spill:
         finally:
             self._slots.release()
 
+    def settle(self) -> None:
+        """Wait until all that was given is written, and its memory free."""
+        for _ in range(_WAITING):
+            self._slots.acquire()
+        for _ in range(_WAITING):
+            self._slots.release()
+        self._simulated.clear()
+
     def read(self, offset: int, into: np.ndarray[Any, Any]) -> None:
         """Fill a piece of memory from the file."""
         view = into.data

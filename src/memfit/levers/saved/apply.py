@@ -59,7 +59,7 @@ def apply_tables(step: Step, tables: dict[str, PhaseTable]) -> Undo:
                 "Step as well, as in Step({'model': …, 'other': …}, …), or plan this step again."
             )
         _hook(modules[path], path, active, undo)
-    spill = Spill() if any(DISK in t.saved.values() for t in tables.values()) else None
+    spill = Spill() if any(d.do == DISK for t in tables.values() for d in t.decisions) else None
     if spill:
         undo.then(spill.close)
 

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from memfit.levers.saved.handles import Handle, stored
+from memfit.levers.saved.handles import Handle, put_away
 from memfit.levers.saved.line import SMALL_BESIDE
-from memfit.levers.saved.table import CACHE, DROP, PhaseTable, Region
+from memfit.levers.saved.table import DROP, STORED, TIMES, PhaseTable, Region
 from memfit.ops.remaking import Kept, Node, Part, remake
 from memfit.ops.spill import Spill
 
@@ -29,8 +29,9 @@ class _Maker(NamedTuple):
     """Which node made a piece of memory."""
 
     storage: weakref.ref[torch.UntypedStorage]
-    node: Node
+    node: Node | None  # None: it is to be put away as soon as someone needs it for later
     output: int
+    do: str
     dtype: torch.dtype
     version: int
 
@@ -44,7 +45,6 @@ class Forward(TorchDispatchMode):
         self._decisions = {(d.region, d.op, d.ordinal): d.do for d in table.decisions}
         self._planned = {d.op for d in table.decisions}
         self._names: dict[Any, str] = {}
-        self._saved = 0
         self._quiet = self._watching = False
         self._region: Region | None = None
         self._seen: Counter[str] = Counter()
@@ -67,7 +67,7 @@ class Forward(TorchDispatchMode):
             out = func(*args, **kwargs)
             self._drop_input(func, args)
         else:
-            out = self._run_noted(func, args, kwargs, do == CACHE)
+            out = self._run_noted(func, args, kwargs, do)
         self._fresh.clear()
         return out
 
@@ -94,24 +94,24 @@ class Forward(TorchDispatchMode):
         self._found += do is not None
         return do
 
-    def _run_noted(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], cached: bool) -> Any:
-        node = self._node(func, args, kwargs, cached)
+    def _run_noted(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], do: str) -> Any:
+        node = None if do in STORED else self._node(func, args, kwargs, TIMES.get(do, 0))
         out = func(*args, **kwargs)
         read = {id(t.untyped_storage()) for t in _tensors((args, *kwargs.values()))}
-        if func is _EMPTY_LIKE:  # needs a shape, not the tensor that has it
-            node = Node(_EMPTY, [out.shape, out.stride()], {"dtype": out.dtype, "device": out.device}, cached)
+        if func is _EMPTY_LIKE and node is not None:  # needs a shape, not the tensor that has it
+            node = Node(_EMPTY, [out.shape, out.stride()], {"dtype": out.dtype, "device": out.device}, node.times)
         outputs = list(out) if isinstance(out, (tuple, list)) else [out]
         largest = max((t.untyped_storage().nbytes() for t in _tensors(outputs)), default=0)
         for index, tensor in enumerate(outputs):
             if isinstance(tensor, torch.Tensor) and _worth_noting(tensor, largest) and id(tensor.untyped_storage()) not in read:
-                self._note(tensor, node, index)
+                self._note(tensor, node, index, do)
         return out
 
-    def _node(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], cached: bool) -> Node:
+    def _node(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], times: int) -> Node:
         kept = [self._keep(arg) for arg in args]
         for place in _STATISTICS.get(func._schema.name, ()) if args[5:6] == (True,) else ():
             kept[place] = None
-        node = Node(func, kept, {name: self._keep(value) for name, value in kwargs.items()}, cached)
+        node = Node(func, kept, {name: self._keep(value) for name, value in kwargs.items()}, times)
         if torch.Tag.nondeterministic_seeded in func.tags:
             node.random_state = torch.get_rng_state()
         reference = weakref.ref(node)
@@ -119,15 +119,15 @@ class Forward(TorchDispatchMode):
             self._readers.setdefault(id(value.tensor.untyped_storage()), []).append(reference)
         return node
 
-    def _note(self, tensor: torch.Tensor, node: Node, index: int, writes: int = 0) -> None:
+    def _note(self, tensor: torch.Tensor, node: Node | None, index: int, do: str, writes: int = 0) -> None:
         """From now on this memory can be made again; torch counts a write only after the operator has returned to autograd."""
         storage = tensor.untyped_storage()
-        self._makers[id(storage)] = _Maker(weakref.ref(storage), node, index, tensor.dtype, tensor._version + writes)
+        self._makers[id(storage)] = _Maker(weakref.ref(storage), node, index, do, tensor.dtype, tensor._version + writes)
 
     def _keep(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             part = self._part(value)
-            return Kept(value.detach() if value.requires_grad and not value.is_leaf else value) if part is None else part
+            return _kept(value) if part is None else part
         return [self._keep(item) for item in value] if type(value) in (list, tuple) else value
 
     def _part(self, tensor: torch.Tensor) -> Part | None:
@@ -136,7 +136,11 @@ class Forward(TorchDispatchMode):
         found = self._makers.get(id(storage))
         if found is None or found.storage() is not storage or tensor.dtype != found.dtype or tensor._version != found.version:
             return None  # written to since, perhaps where nobody watched
-        return Part(found.node, found.output, tensor.shape, tensor.stride(), tensor.storage_offset())
+        node, output = found.node, found.output
+        if node is None:
+            node, output = self._quietly(put_away, tensor, found.do, self._spill), 0
+            self._makers[id(storage)] = found._replace(node=node, output=0)
+        return None if node is None else Part(node, output, tensor.shape, tensor.stride(), tensor.storage_offset())
 
     def _run_in_place(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Nodes that hold what is about to be written are made now; memory that can be made again stays so if the op is simple."""
@@ -147,18 +151,20 @@ class Forward(TorchDispatchMode):
                 if node is not None and node.outputs is None and any(
                     kept.tensor.untyped_storage() is tensor.untyped_storage() for kept in _kept_in((node.args, *node.kwargs.values()))
                 ):
-                    node.cached = True
+                    node.times = 1
                     self._quietly(remake, node)
-        part = self._part(args[0]) if len(written) == 1 and written[0] is args[0] else None
+        simple = len(written) == 1 and written[0] is args[0]
+        maker = self._makers.get(id(args[0].untyped_storage())) if simple else None
+        part = self._part(args[0]) if maker is not None and maker.do not in STORED else None
         node = None
         if part is not None:
-            node = self._node(func, args, kwargs, part.node.cached)
-            node.writes_to_first, part.node.cached = True, False  # what was there before the write is only a step on the way
+            node = self._node(func, args, kwargs, part.node.times)
+            node.writes_to_first, part.node.times = True, 0  # what was there before the write is only a step on the way
         for tensor in written:
             self._makers.pop(id(tensor.untyped_storage()), None)
         out = func(*args, **kwargs)
-        if node is not None:
-            self._note(args[0], node, 0, 1)
+        if maker is not None and (node is not None or maker.do in STORED):
+            self._note(args[0], node, 0, maker.do, writes=1)
         self._fresh.clear()
         return out
 
@@ -180,18 +186,11 @@ class Forward(TorchDispatchMode):
 
     def pack(self, tensor: torch.Tensor) -> Handle:
         """Called by autograd for each tensor it saves."""
-        order = self._saved
-        self._saved += 1
         part = self._part(tensor) if self._makers else None
-        handle = Handle(self._quietly(self._stored, tensor, self.table.saved.get(order, "")) if part is None else part)
+        handle = Handle(self._quietly(_kept, tensor) if part is None else part)
         if self._watching:
             self._fresh.append(handle)
         return handle
-
-    def _stored(self, tensor: torch.Tensor, how: str) -> Any:
-        if tensor.requires_grad and not tensor.is_leaf:  # an output of the node that saves it would keep itself alive
-            tensor = tensor.detach()
-        return stored(tensor, how, self._spill)
 
     def unpack(self, handle: Handle) -> torch.Tensor:
         """Called by autograd when backward needs the tensor."""
@@ -203,6 +202,8 @@ class Forward(TorchDispatchMode):
 
     def forget(self) -> None:
         """The loss is computed: handles know all they need, nothing is looked up any more."""
+        if self._spill is not None:
+            self._spill.settle()
         if self._found < len(self._decisions):
             warnings.warn(
                 f"memfit: this step differs from the one that was planned: {len(self._decisions) - self._found} of the "
@@ -213,6 +214,11 @@ class Forward(TorchDispatchMode):
         self._makers.clear()
         self._readers.clear()
         self._fresh.clear()
+
+
+def _kept(tensor: torch.Tensor) -> Kept:
+    """An output of the very node that saves it would keep itself alive: so without its place in the graph."""
+    return Kept(tensor.detach() if tensor.requires_grad and not tensor.is_leaf else tensor)
 
 
 def _worth_noting(tensor: torch.Tensor, largest: int) -> bool:

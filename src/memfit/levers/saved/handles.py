@@ -7,9 +7,9 @@ from typing import Any
 import torch
 
 from memfit.levers.saved.table import BITS, DISK, HOST
-from memfit.ops.bits import Unpack, packed
+from memfit.ops.bits import packed
 from memfit.ops.host import OnHost
-from memfit.ops.remaking import Kept, Part, remake
+from memfit.ops.remaking import Kept, Node, Part, remake
 from memfit.ops.spill import Spill
 
 
@@ -38,21 +38,18 @@ class Handle:
         self._value = Kept(tensor.new_full((), float("nan")).expand(tensor.shape))
 
 
-def stored(tensor: torch.Tensor, how: str, spill: Spill | None) -> Any:
-    """A tensor kept as a plan says, or as it is where that cannot be."""
-    if how == DISK and spill is not None and tensor.device.type == "cpu":
-        return spill.write(tensor)
-    if how == HOST and tensor.device.type != "cpu":
-        return OnHost(tensor)
-    if how == BITS and (unpack := packed(tensor)) is not None:
-        return _Packed(unpack)
-    return Kept(tensor)
+def put_away(tensor: torch.Tensor, do: str, spill: Spill | None) -> Node | None:
+    """A node that brings back a tensor's memory from where or how it is kept; None where it cannot be kept so."""
+    whole = _all_of_its_memory(tensor)
+    if do == DISK and spill is not None and tensor.device.type == "cpu":
+        return Node(spill.write(whole).get, (), {}, 0)
+    if do == HOST and tensor.device.type != "cpu":
+        return Node(OnHost(whole).get, (), {}, 0)
+    unpack = packed(whole) if do == BITS else None
+    return None if unpack is None else Node(unpack, (), {}, 0)
 
 
-class _Packed:
-    """A tensor in fewer bytes."""
-
-    __slots__ = ("get",)
-
-    def __init__(self, unpack: Unpack) -> None:
-        self.get = unpack
+def _all_of_its_memory(tensor: torch.Tensor) -> torch.Tensor:
+    plain = tensor.detach()
+    count = plain.untyped_storage().nbytes() // plain.element_size()
+    return plain if plain.is_contiguous() and plain.numel() == count else plain.as_strided((count,), (1,), 0)

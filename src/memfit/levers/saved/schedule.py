@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from memfit.levers.saved.line import Line
-from memfit.levers.saved.table import BITS, CACHE, DROP
+from memfit.levers.saved.table import BITS, DISK, DROP, STORED, TIMES
 
 _WAITING_FOR_DISK = 2
 
@@ -21,6 +21,7 @@ class Piece:
     died: tuple[int, int]
     source: int  # the storage it is a copy or remaking of
     node: int | None = None  # the forward op whose running again made it, the last one that wrote to it
+    stays: bool = False  # until nobody needs it any more
 
 
 @dataclass
@@ -32,38 +33,44 @@ class Schedule:
     pieces: list[Piece] = field(default_factory=list)
 
 
-def schedule(line: Line, ops: Mapping[int, str], saved: Mapping[int, str]) -> Schedule:
+def schedule(line: Line, ops: Mapping[int, str]) -> Schedule:
     """Follow the mechanism: nodes, handles, remakings in the order backward asks for them."""
-    return _Follower(line, ops, saved).follow()
+    return _Follower(line, ops).follow()
 
 
 class _Follower:
-    def __init__(self, line: Line, ops: Mapping[int, str], saved: Mapping[int, str]) -> None:
-        self.line, self.saved = line, saved
+    def __init__(self, line: Line, ops: Mapping[int, str]) -> None:
+        self.line, self.ops = line, ops
         self.result = Schedule()
-        self.cached: dict[int, bool] = {}
-        self.noded = {s for op, how in ops.items() if how != DROP for s in line.made.get(op, ())}
+        self.times: dict[int, int] = {}  # of each node: after so many remakings it stays; 0: never
+        self.noded = {s for op, do in ops.items() if do != DROP for s in line.made.get(op, ())}
         for s in self.noded:
-            for writer in line.writers[s]:
-                self.cached[writer] = ops[line.writers[s][0]] == CACHE and writer == line.writers[s][-1]
-        self.dropped = {op for op, how in ops.items() if how == DROP}
+            for writer in self._writers(s):
+                self.times[writer] = TIMES.get(ops[line.writers[s][0]], 0) if writer == line.writers[s][-1] else 0
+        self.dropped = {op for op, do in ops.items() if do == DROP}
         self.sources: dict[int, list[int]] = {}
         self.holds: dict[int, list[int]] = {}
         self.makes: dict[int, list[int]] = {}
-        for node in sorted(self.cached):
+        for node in sorted(self.times):
             self._connect(node)
-        self.first_run: dict[int, int] = {}
+        self.runs: dict[int, int] = defaultdict(int)
+        self.kept_since: dict[int, int] = {}
         self.ends: dict[int, int] = defaultdict(lambda: -1)
 
+    def _writers(self, s: int) -> list[int]:
+        """The nodes of a storage: what is put away has one, in its last form."""
+        writers = self.line.writers[s]
+        return writers[:1] if self.ops[writers[0]] in STORED else writers
+
     def _connect(self, node: int) -> None:
-        needs = self.line.needs[node]
+        needs = () if self.ops.get(node) in STORED else self.line.needs[node]
         self.sources[node] = [self._node_at(s, node - 1) for s in needs if s in self.noded and self.line.writers[s][0] < node]
         self.holds[node] = [s for s in needs if s not in self.noded]
         written = [s for s in self.line.trace.ops[node].outputs if node in self.line.writers.get(s, ())]
         self.makes[node] = self.line.made.get(node) or written
 
     def _node_at(self, s: int, op: int) -> int:
-        return max(writer for writer in self.line.writers[s] if writer <= op)
+        return max(writer for writer in self._writers(s) if writer <= op)
 
     def follow(self) -> Schedule:
         trace = self.line.trace
@@ -74,8 +81,6 @@ class _Follower:
                 self.result.died.setdefault(kept.storage, -2)
             elif kept.storage in self.noded and self._made_before(kept.storage, kept.op):
                 handles.append((kept.read if kept.read is not None else len(trace.ops), row))
-            elif row in self.saved:
-                self._store(row)
             else:
                 keeps[kept.storage] = max(keeps[kept.storage], self.line.ends[row])
         for read, row in sorted(handles):
@@ -86,17 +91,6 @@ class _Follower:
 
     def _made_before(self, s: int, op: int) -> bool:
         return self.line.writers[s][0] <= op
-
-    def _store(self, row: int) -> None:
-        """A tensor that is packed or sent away: it passes, something smaller stays, and it comes back when it is read."""
-        kept = self.line.trace.saved[row]
-        size = self.line.trace.storages[kept.storage].bytes
-        self.result.died.setdefault(kept.storage, -2)
-        if kept.read is None:
-            return
-        if self.saved[row] == BITS:
-            self.result.pieces.append(Piece(_packed_bytes(self.line, kept.storage), (kept.op, -1), (self.line.ends[row], -1), kept.storage))
-        self.result.pieces.append(Piece(size, (kept.read, -1), (self.line.ends[row], -1), kept.storage))
 
     def _read(self, row: int) -> None:
         """Backward asks for a tensor: run what it takes, sources first, each freed when nothing here needs it any more."""
@@ -115,19 +109,22 @@ class _Follower:
         for node in order:
             place = len(before)
             before.append(node)
-            self.first_run.setdefault(node, kept.read)
+            self.runs[node] += 1
+            if self.runs[node] == self.times[node]:
+                self.kept_since[node] = kept.read
             local[node] = self._overwritten(node, local, uses) or self._new_pieces(node, (kept.read, place))
-            _live_until(local[node], (kept.read, place))
+            for piece in local[node]:
+                piece.died, piece.stays = (kept.read, place), node in self.kept_since
             for source in self.sources[node]:
                 uses[source] -= 1
-                if source in local and not self.cached[source]:
+                if source in local and source not in self.kept_since:
                     _live_until(local[source], (kept.read, place))
-        if wanted in local and not self.cached[wanted]:
+        if wanted in local and wanted not in self.kept_since:
             _live_until([piece for piece in local[wanted] if piece.source == kept.storage], (end, -1))
 
     def _overwritten(self, node: int, local: dict[int, list[Piece]], uses: dict[int, int]) -> list[Piece] | None:
         """An in-place op writes over what was made before it, if nothing else here needs that."""
-        earlier = [writer for writer in self.line.writers[self.makes[node][0]] if writer < node]
+        earlier = [writer for writer in self._writers(self.makes[node][0]) if writer < node]
         pieces = local.get(earlier[-1]) if earlier and uses[earlier[-1]] == 1 else None
         for piece in pieces or ():
             piece.node = node
@@ -146,7 +143,7 @@ class _Follower:
             node, done = stack.pop()
             if done:
                 order.append(node)
-            elif node not in entered and not (self.cached[node] and node in self.first_run):
+            elif node not in entered and node not in self.kept_since:
                 entered.add(node)
                 stack.append((node, True))
                 stack.extend((source, False) for source in self.sources[node])
@@ -156,21 +153,37 @@ class _Follower:
         """How long nodes live, and with them what they hold: as long as a handle or another node waits for them."""
         released: dict[int, int] = {}
         dead = self.ends
-        for node in sorted(self.cached, reverse=True):
-            released[node] = self.first_run.get(node, dead[node]) if self.cached[node] else dead[node]
+        for node in sorted(self.times, reverse=True):
+            released[node] = self.kept_since.get(node, dead[node])
             for source in self.sources[node]:
                 dead[source] = max(dead[source], released[node])
             for s in self.holds[node]:
                 keeps[s] = max(keeps[s], released[node])
         for piece in self.result.pieces:
-            if piece.node is not None and self.cached[piece.node]:
+            if piece.stays and piece.node is not None:
                 piece.died = (dead[piece.node], -1)
+        self._put_away(dead)
         self._first_forms(keeps)
+
+    def _put_away(self, dead: dict[int, int]) -> None:
+        """What is packed takes its fewer bytes all the while; a tensor on its way to disk lives until two more have followed it."""
+        stored = sorted(op for op, do in self.ops.items() if do in STORED and op in self.makes)
+        for op in stored:
+            if self.ops[op] == BITS and dead[op] >= 0:
+                for s in self.makes[op]:
+                    self.result.pieces.append(Piece(_packed_bytes(self.line, s), (self.line.writers[s][-1], -1), (dead[op], -1), s))
+        queue = [op for op in stored if self.ops[op] == DISK]
+        trace = self.line.trace
+        for place, op in enumerate(queue):
+            ends = [n for n in range(op, len(trace.ops)) if trace.ops[n].phase != "forward"][:1]
+            followed = queue[place + _WAITING_FOR_DISK : place + _WAITING_FOR_DISK + 1]
+            for s in self.makes[op]:
+                self.result.died[s] = min([*ends, *followed], default=len(trace.ops)) - 1
 
     def _first_forms(self, keeps: dict[int, int]) -> None:
         trace = self.line.trace
         for s in {*self.noded, *self.result.died}:
-            self.result.died[s] = max(self.line.passing.get(s, trace.storages[s].born), keeps[s])
+            self.result.died[s] = max(self.line.passing.get(s, trace.storages[s].born), keeps[s], self.result.died.get(s, -1))
         for s, until in keeps.items():
             died = trace.storages[s].died
             if s not in self.result.died and died is not None and until > died:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from memfit.records import Trace
 
-RECOMPUTE, CACHE, DROP = "recompute", "recompute once", "drop"  # for what an operator made; for a convolution's input
-HOST, DISK, BITS = "host", "disk", "bits"  # for one tensor that autograd keeps
+RECOMPUTE = "recompute"  # whenever it is needed
+CACHE = "recompute once"
+TIMES = {CACHE: 1, "recompute twice": 2, "recompute thrice": 3}  # after so many remakings it stays until nobody needs it any more
+DISK, HOST, BITS = STORED = ("disk", "host", "bits")  # put away in another place or form, and brought back whenever it is needed
+DROP = "drop"  # for a convolution: its input, which nobody will read
 
 
 @dataclass(frozen=True)
@@ -22,7 +25,7 @@ class Region:
 
 @dataclass(frozen=True)
 class Decision:
-    """What is done with the result of an operator: the `ordinal`-th of its name in a region, or (None) in the whole phase."""
+    """What is done with an operator's result instead of keeping it: the `ordinal`-th of its name in a region, or in the phase."""
 
     op: str
     ordinal: int
@@ -32,23 +35,19 @@ class Decision:
 
 @dataclass(frozen=True)
 class PhaseTable:
-    """The decisions for one phase; `saved` is by the order in which autograd saves tensors."""
+    """The decisions for one phase."""
 
     regions: tuple[Region | None, ...] = ()  # the module calls to watch; None: the whole phase
     decisions: tuple[Decision, ...] = ()
-    saved: dict[int, str] = field(default_factory=dict)
 
 
 def settings_of(tables: Mapping[str, PhaseTable]) -> dict[str, Any]:
     """As plain JSON: each region with its rows [operator, ordinal, what is done]."""
     return {
-        phase: {
-            "regions": [
-                {"module": r and r.module, "call": r and r.ordinal, "ops": [[d.op, d.ordinal, d.do] for d in t.decisions if d.region == r]}
-                for r in t.regions
-            ],
-            "saved": {str(order): how for order, how in sorted(t.saved.items())},
-        }
+        phase: [
+            {"module": r and r.module, "call": r and r.ordinal, "ops": [[d.op, d.ordinal, d.do] for d in t.decisions if d.region == r]}
+            for r in t.regions
+        ]
         for phase, t in tables.items()
     }
 
@@ -57,11 +56,10 @@ def tables_of(settings: Mapping[str, Any]) -> dict[str, PhaseTable]:
     """Read back from a plan."""
     return {
         phase: PhaseTable(
-            tuple(_region(row) for row in t["regions"]),
-            tuple(Decision(op, ordinal, _region(row), do) for row in t["regions"] for op, ordinal, do in row["ops"]),
-            {int(order): how for order, how in t["saved"].items()},
+            tuple(_region(row) for row in rows),
+            tuple(Decision(op, ordinal, _region(row), do) for row in rows for op, ordinal, do in row["ops"]),
         )
-        for phase, t in settings.items()
+        for phase, rows in settings.items()
     }
 
 
@@ -69,18 +67,16 @@ def _region(row: Mapping[str, Any]) -> Region | None:
     return None if row["module"] is None else Region(row["module"], row["call"])
 
 
-def make_tables(trace: Trace, ops: Mapping[int, str], saved: Mapping[int, str]) -> dict[str, PhaseTable]:
-    """Decisions by op number and by index in trace.saved, sorted into phases and into the module calls that must be watched."""
+def make_tables(trace: Trace, ops: Mapping[int, str]) -> dict[str, PhaseTable]:
+    """Decisions by op number, sorted into phases and into the module calls that must be watched."""
     tables = {}
     for phase in dict.fromkeys(op.loss for op in trace.ops if op.phase == "forward"):
         mine = [n for n, op in enumerate(trace.ops) if op.loss == phase and op.phase == "forward"]
-        rows = [i for i, s in enumerate(trace.saved) if mine[0] <= s.op <= mine[-1]]
         decided = [n for n in mine if n in ops]
-        hows = {order: saved[i] for order, i in enumerate(rows) if i in saved}
-        if decided or hows:
+        if decided:
             spans = regions_around(trace, mine, [*decided, *_later_writers(trace, decided)])
             decisions = tuple(_decision(trace, mine, spans, n, ops[n]) for n in decided)
-            tables[phase] = PhaseTable(tuple(region for region, *_ in spans), decisions, hows)
+            tables[phase] = PhaseTable(tuple(region for region, *_ in spans), decisions)
     return tables
 
 

@@ -1,0 +1,59 @@
+"""Which results of the forward pass could be made again, and what that would free and need."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from memfit.levers.saved.line import Line
+
+_SMALLEST_SHARE = 1 / 2000  # of the peak: smaller results are not worth a decision
+_SMALLEST_BYTES = 1 << 12
+_NEVER = ("aten.lift_fresh.default", "aten._local_scalar_dense.default")
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """The result of op `op`. Autograd reads it in `windows` of backward, [first op, last op] each; none: only others need it."""
+
+    op: int
+    bytes: int
+    passes: int  # the last op that sees it if nothing is kept
+    died: int
+    windows: tuple[tuple[int, int], ...]
+    inputs: tuple[int, ...]  # ops whose results it must have, those that are candidates themselves
+
+
+def candidates_of(line: Line, peak: int) -> dict[int, Candidate]:
+    """By op."""
+    able = [op for op in sorted(line.made) if _can_be_made_again(line, op, max(_SMALLEST_BYTES, int(peak * _SMALLEST_SHARE)))]
+    maker = {s: op for op in able for s in line.made[op]}
+    return {op: _candidate(line, op, maker) for op in able}
+
+
+def _can_be_made_again(line: Line, op: int, smallest: int) -> bool:
+    trace, storages = line.trace, line.made[op]
+    if sum(trace.storages[s].bytes for s in storages) < smallest or trace.ops[op].name in _NEVER:
+        return False
+    writers = {writer for s in storages for writer in line.writers[s]}
+    needs = {s for writer in writers for s in line.needs[writer]} - set(storages)
+    return not any(line.writers.get(s, [-1])[-1] > min(writers) for s in needs)  # an input that is written to later is lost
+
+
+def _candidate(line: Line, op: int, maker: dict[int, int]) -> Candidate:
+    trace, storages = line.trace, line.made[op]
+    rows = [row for s in storages for row in line.kept.get(s, ())]
+    windows = sorted((trace.saved[row].read, line.ends[row]) for row in rows if trace.saved[row].read is not None)
+    needs = {s for s0 in storages for writer in line.writers[s0] for s in line.needs[writer]} - set(storages)
+    return Candidate(
+        op,
+        sum(trace.storages[s].bytes for s in storages),
+        max(line.passing[s] for s in storages),
+        max(_died(line, s) for s in storages),
+        tuple((read, end) for read, end in windows if read is not None),
+        tuple(sorted({maker[s] for s in needs if s in maker})),
+    )
+
+
+def _died(line: Line, s: int) -> int:
+    died = line.trace.storages[s].died
+    return len(line.trace.ops) - 1 if died is None else died

@@ -1,0 +1,137 @@
+"""The fastest table of saved tensors under a limit: the integer programme proposes, the exact schedule disposes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memfit.levers.saved.line import Line
+from memfit.levers.saved.table import DISK, RECOMPUTE, TIMES
+from memfit.planner.candidates import candidates_of
+from memfit.planner.evaluation import Evaluation, Outcome
+from memfit.planner.programme import Programme
+
+_ROUNDS = 10
+_TIGHTER = (1.0, 0.96, 0.92, 0.86, 0.8)  # the programme knows no remakings on the way, so it is asked for more than is needed
+_MOMENTS = 12  # the worst moments of a proposal that become limits of the next
+
+
+@dataclass
+class Table:
+    """Decisions and what they give."""
+
+    ops: dict[int, str]
+    peak: int = 0
+    seconds: float = 0.0
+
+
+class Search:
+    """For one line; asked for several limits, it remembers what it tried."""
+
+    def __init__(self, line: Line, seconds: NDArray[np.float64], disk: bool = True) -> None:
+        self.evaluation = Evaluation(line, seconds)
+        self.plain = self.evaluation.of({})
+        self.candidates = candidates_of(line, self.plain.peak)
+        self.programme = Programme(self.candidates, len(seconds), self.evaluation.cost, disk)
+        self.ways = [*TIMES, RECOMPUTE, *([DISK] if disk else [])]
+        self.known: list[Table] = [Table({}, self.plain.peak, 0.0)]
+
+    def fastest(self, limit: int, seconds: float = 4.0) -> Table | None:
+        """The fastest table found whose peak is at most `limit`; None where none was found."""
+        deadline = time.monotonic() + seconds
+        if self.plain.peak > limit:
+            for tighter in _TIGHTER:
+                self._propose(int(limit * tighter), limit, deadline)
+            if not any(t.peak <= limit for t in self.known):
+                self._descend(limit, deadline)
+        best = min((t for t in self.known if t.peak <= limit), key=lambda t: t.seconds, default=None)
+        if best is not None and best.ops:
+            best = self._polish(best, limit, deadline)
+        return best
+
+    def _try(self, ops: dict[int, str]) -> tuple[Table, Outcome]:
+        outcome = self.evaluation.of(ops)
+        table = Table(ops, outcome.peak, outcome.seconds)
+        self.known.append(table)
+        return table, outcome
+
+    def _propose(self, aim: int, limit: int, deadline: float) -> None:
+        """Solve, follow exactly, learn where the programme was wrong, solve again."""
+        alive, error = self.plain.alive, np.zeros(len(self.plain.alive))
+        plain = np.concatenate([self.plain.alive[: len(self.plain.alive) // 2], self.evaluation.before])
+        moments: list[int] = []
+        for _ in range(_ROUNDS):
+            moments = sorted({*moments, *_worst(alive, aim)})
+            excess = [float(plain[m] + error[m] - aim) for m in moments]
+            ops = self.programme.solve(moments, excess, max(0.2, min(1.5, deadline - time.monotonic())))
+            if ops is None:
+                return
+            table, outcome = self._try(ops)
+            if table.peak <= limit or time.monotonic() > deadline:
+                return
+            alive = outcome.alive
+            for m in {*moments, *_worst(alive, aim)}:
+                error[m] = float(alive[m] - plain[m] + self.programme.freed(ops, m))
+
+    def _descend(self, limit: int, deadline: float) -> None:
+        """From the lowest table known, one change after the other: the one that takes most off the excess for its seconds."""
+        table = min(self.known, key=lambda t: (t.peak, t.seconds))
+        outcome = self.evaluation.of(table.ops)
+        while table.peak > limit and time.monotonic() < deadline:
+            excess = _excess(outcome, limit)
+            moves = []
+            for ops in self._neighbours(table.ops, outcome):
+                other, result = self._try(ops)
+                less = excess - _excess(result, limit)
+                if less > 0:
+                    moves.append((less / max(1e-6, other.seconds - table.seconds), other, result))
+                if time.monotonic() > deadline:
+                    break
+            if not moves:
+                return
+            _, table, outcome = max(moves, key=lambda move: move[0])
+
+    def _neighbours(self, ops: dict[int, str], outcome: Outcome) -> Iterator[dict[int, str]]:
+        """Tables that differ in one decision that matters at the highest moment."""
+        moment = int(outcome.alive.argmax()) % len(self.evaluation.before)
+        for op, c in self.candidates.items():
+            if c.passes < moment and (c.died >= moment or op in ops):
+                for change in (None, *self.ways):
+                    if change != ops.get(op):
+                        yield {k: v for k, v in ops.items() if k != op} | ({op: change} if change else {})
+
+    def _polish(self, best: Table, limit: int, deadline: float) -> Table:
+        """Take back decisions, or make once what was made several times, wherever it still fits; the dearest first."""
+        seconds = self.evaluation.seconds
+        for op in sorted(best.ops, key=lambda op: -float(seconds[op])):
+            for change in (None, *self.ways):
+                if time.monotonic() > deadline:
+                    return best
+                if change == best.ops.get(op):
+                    continue
+                ops = {k: v for k, v in best.ops.items() if k != op} | ({op: change} if change else {})
+                table, _ = self._try(ops)
+                if table.peak <= limit and table.seconds < best.seconds:
+                    best = table
+                    break
+        return best
+
+
+def _excess(outcome: Outcome, limit: int) -> float:
+    return float(np.maximum(outcome.alive - limit, 0).sum())
+
+
+def _worst(alive: NDArray[np.int64], limit: int) -> list[int]:
+    """The highest moments above the limit that are not beside a higher one."""
+    over = [int(m) for m in np.argsort(-alive) if alive[m] > limit]
+    chosen: list[int] = []
+    for m in over:
+        if all(abs(m - other) > 3 for other in chosen):
+            chosen.append(m)
+        if len(chosen) == _MOMENTS:
+            break
+    return chosen
