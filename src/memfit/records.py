@@ -151,6 +151,7 @@ class Model:
     parameters_bytes: int
     trained: bool
     frozen: tuple[str, ...] = ()  # modules of it whose parameters all are frozen
+    outside: bool = False  # only the loss holds it
 
 
 @dataclass(frozen=True, slots=True)

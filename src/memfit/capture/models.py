@@ -23,6 +23,7 @@ def models_of(step: Step, modules: ModulePath) -> tuple[Model, ...]:
             sum(p.numel() * p.element_size() for p in model.parameters()),
             any(id(p) in trained for p in model.parameters()),
             tuple(_frozen(name, model)),
+            name not in step.models,
         )
         for name, model in named.items()
     )

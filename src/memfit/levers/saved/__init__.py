@@ -1,1 +1,98 @@
-"""saved: one decision for each tensor that autograd keeps between forward and backward."""
+"""saved: one decision for each result that autograd keeps between forward and backward.
+
+Keep it, make it again (whenever it is needed, or once), put it on disk, into host memory or into fewer bits, or drop what nobody reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from memfit.ledger import account
+from memfit.levers.lever import trace_of
+from memfit.levers.saved.apply import apply_tables
+from memfit.levers.saved.line import Line, line_of
+from memfit.levers.saved.rewriting import rewritten
+from memfit.levers.saved.schedule import schedule
+from memfit.levers.saved.table import BITS, CACHE, DROP, RECOMPUTE, make_tables, ops_of, settings_of, tables_of
+from memfit.levers.undo import Undo
+from memfit.records import Ledger, Option, Trace
+from memfit.step import Step
+
+_CHEAP = frozenset(
+    f"aten.{name}"
+    for name in (
+        "silu.default", "relu.default", "gelu.default", "sigmoid.default", "tanh.default", "leaky_relu.default", "elu.default",
+        "native_group_norm.default", "native_layer_norm.default", "native_batch_norm.default", "mul.Tensor", "add.Tensor", "sub.Tensor",
+        "div.Tensor", "cat.default", "_to_copy.default", "constant_pad_nd.default", "upsample_nearest2d.vec", "upsample_nearest3d.vec",
+        "upsample_nearest2d.default", "upsample_nearest3d.default", "clone.default", "pow.Tensor_Scalar",
+    )
+)  # fmt: skip
+_SMALLEST = 1 << 12
+
+
+class SavedLever:
+    """What autograd keeps, decided tensor by tensor."""
+
+    name = "saved"
+    exactness = "bitwise"
+    needs = "nothing"
+    excludes: frozenset[str] = frozenset()
+
+    def options(self, ledger: Ledger) -> Sequence[Option]:
+        """A few tables people know; the planner makes its own between and beyond them."""
+        line = line_of(trace_of(ledger))
+        tables = {
+            "inputs nobody reads dropped": unread_inputs(line),
+            "masks kept as bits": masks(line),
+            "cheap results made again": {op: RECOMPUTE for op in _large(line) if line.trace.ops[op].name in _CHEAP},
+            "every block made again": _blocks(line),
+        }
+        return [table_option(line.trace, ops, name) for name, ops in tables.items() if ops]
+
+    def rewrite(self, ledger: Ledger, option: Option) -> Ledger:
+        """The time line with remakings in it."""
+        line = line_of(trace_of(ledger))
+        return account(rewritten(line, schedule(line, ops_of(line.trace, tables_of(option.settings)))))
+
+    def apply(self, step: Step, option: Option) -> Undo:
+        """Hooks around the losses; no model is changed."""
+        return apply_tables(step, tables_of(option.settings))
+
+
+def table_option(trace: Trace, ops: Mapping[int, str], name: str, why: str = "") -> Option:
+    """A table as an option."""
+    return Option("saved", name, "bitwise", settings_of(make_tables(trace, ops)), why)
+
+
+def unread_inputs(line: Line) -> dict[int, str]:
+    """Convolutions of frozen modules: they save an input that only their weight's gradient would need."""
+    frozen = tuple(path for model in line.trace.models for path in model.frozen)
+    found = {row.op for row in line.trace.saved if line.trace.ops[row.op].name == "aten.convolution.default"}
+    return {op: DROP for op in sorted(found) if any(_inside(line.trace.ops[op].module, path) for path in frozen)}
+
+
+def masks(line: Line) -> dict[int, str]:
+    """Results of which each value is one of two: truth values, and what a dropout multiplies with."""
+    return {op: BITS for op in _large(line) if line.kept.get(line.made[op][0]) and _has_two_values(line, line.made[op][0])}
+
+
+def _has_two_values(line: Line, s: int) -> bool:
+    return line.trace.storages[s].dtype == "bool" or any("bernoulli_" in line.trace.ops[writer].name for writer in line.writers[s])
+
+
+def _inside(module: str, path: str) -> bool:
+    return path == "" or module == path or module.startswith(path + ".")
+
+
+def _large(line: Line) -> list[int]:
+    return [op for op, made in sorted(line.made.items()) if max(line.trace.storages[s].bytes for s in made) >= _SMALLEST]
+
+
+def _blocks(line: Line) -> dict[int, str]:
+    """Everything inside the calls of numbered modules (blocks.0, blocks.1, …) but what they hand on."""
+    blocks = [c for c in line.trace.calls if c.module.rpartition(".")[2].isdigit() and c.last > c.first]
+    outer = [c for c in blocks if not any(o is not c and o.first <= c.first and c.last <= o.last and o != c for o in blocks)]
+    return {op: CACHE for op in _large(line) if any(c.first <= op < c.last for c in outer)}
+
+
+SAVED = SavedLever()

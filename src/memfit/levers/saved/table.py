@@ -80,6 +80,19 @@ def make_tables(trace: Trace, ops: Mapping[int, str]) -> dict[str, PhaseTable]:
     return tables
 
 
+def ops_of(trace: Trace, tables: Mapping[str, PhaseTable]) -> dict[int, str]:
+    """The other way: decisions by op number on this trace; what it does not have is left out."""
+    found: dict[int, str] = {}
+    for phase, table in tables.items():
+        mine = [n for n, op in enumerate(trace.ops) if op.loss == phase and op.phase == "forward"]
+        spans = {region: (first, last) for region, first, last in _calls(trace, mine)} | {None: (mine[0], mine[-1])} if mine else {}
+        for d in table.decisions:
+            first, last = spans.get(d.region, (0, -1))
+            same = [n for n in mine if first <= n <= last and trace.ops[n].name == d.op]
+            found.update({n: d.do for n in same[d.ordinal : d.ordinal + 1]})
+    return found
+
+
 def _decision(trace: Trace, mine: list[int], spans: Sequence[tuple[Region | None, int, int]], n: int, do: str) -> Decision:
     region, first, _ = next(span for span in spans if span[1] <= n <= span[2])
     ordinal = sum(trace.ops[other].name == trace.ops[n].name for other in mine if first <= other < n)
@@ -94,11 +107,7 @@ def _later_writers(trace: Trace, decided: list[int]) -> list[int]:
 
 def regions_around(trace: Trace, mine: list[int], decided: list[int]) -> list[tuple[Region | None, int, int]]:
     """The smallest module calls that hold all decided ops, none inside another; the whole phase where one ran outside any."""
-    ordinals: dict[str, int] = {}
-    spans = []
-    for call in sorted((c for c in trace.calls if mine[0] <= c.first <= mine[-1]), key=lambda c: (c.first, -c.last)):
-        ordinals[call.module] = ordinals.get(call.module, -1) + 1
-        spans.append((Region(call.module, ordinals[call.module]), call.first, call.last))
+    spans = _calls(trace, mine)
     chosen: list[tuple[Region | None, int, int]] = []
     for n in decided:
         around = [span for span in spans if span[1] <= n <= span[2]]
@@ -107,6 +116,19 @@ def regions_around(trace: Trace, mine: list[int], decided: list[int]) -> list[tu
         chosen.append(min(around, key=lambda span: span[2] - span[1]))
     chosen = list(dict.fromkeys(chosen))
     return [a for a in chosen if not any(a[1:] != b[1:] and b[1] <= a[1] and a[2] <= b[2] for b in chosen)]
+
+
+def _calls(trace: Trace, mine: list[int]) -> list[tuple[Region, int, int]]:
+    """The calls of the step's own modules in a phase, numbered for each module."""
+    strangers = tuple(model.name for model in trace.models if model.outside)
+    ordinals: dict[str, int] = {}
+    spans = []
+    for call in sorted((c for c in trace.calls if mine[0] <= c.first <= mine[-1]), key=lambda c: (c.first, -c.last)):
+        if call.module.startswith(strangers):
+            continue
+        ordinals[call.module] = ordinals.get(call.module, -1) + 1
+        spans.append((Region(call.module, ordinals[call.module]), call.first, call.last))
+    return spans
 
 
 def is_in_place(name: str) -> bool:
