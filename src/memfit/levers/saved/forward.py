@@ -208,7 +208,7 @@ class Forward(TorchDispatchMode):
         if self._found < _ENOUGH * len(self._decisions):
             warnings.warn(
                 f"memfit: this step differs from the one that was planned: only {self._found} of the {len(self._decisions)} operators "
-                "whose results were not to be kept ran in it. It is computed correctly, but may need more memory than planned: plan it again.",
+                "whose results were not to be kept ran in it. It is computed correctly, but may need more memory: plan it again.",
                 stacklevel=2,
             )
         self._makers.clear()
