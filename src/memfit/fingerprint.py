@@ -21,7 +21,7 @@ def fingerprint(step: Step, ops: int | None = None) -> dict[str, str]:
     >>> [f"{fact}: {value}" for fact, value in fingerprint(step).items()][1:3]
     ['model: Sequential, training', 'model.0: 2 tensors, 10 values, 10 trained, digest 4ff670d2']
     """
-    facts = {"torch": torch.__version__}
+    facts = {"torch": str(torch.__version__)}
     for name, model in step.models.items():
         facts.update(_model_facts(f"model {name}" if name else "model", model))
     facts.update({path: _tensor_fact(t) for path, t in tensors_in(step.batch)})
