@@ -125,7 +125,7 @@ def _averaged_twice(step: Step) -> Iterator[None]:
     yield
     with torch.no_grad():
         for norm, old in zip(norms, before, strict=True):
-            norm.running_mean.add_(0.9 * (norm.running_mean - old))  # the same batch's mean once more
+            norm.running_mean = norm.running_mean + 0.9 * (norm.running_mean - old)  # the same batch's mean once more
 
 
 @contextmanager

@@ -59,9 +59,8 @@ class NotEquivalent(MemfitError):
 
     exit_code = 1
 
-    def __init__(self, what: str, error: float, bound: float, culprit: str) -> None:
+    def __init__(self, what: str, error: float | None, bound: float | None, culprit: str) -> None:
         self.what, self.error, self.bound, self.culprit = what, error, bound, culprit
         blame = f"The lever to blame is {culprit}: plan without it." if culprit else "No single lever could be blamed."
-        super().__init__(
-            f"The fitted step is not the same training: {what} is off by {error:.3g}, at most {bound:.3g} is allowed.\n{blame}"
-        )
+        off = "" if error is None or bound is None else f" is off by {error:.3g}, at most {bound:.3g} is allowed"
+        super().__init__(f"The fitted step is not the same training: {what}{off}.\n{blame}")

@@ -310,8 +310,8 @@ class Worst:
     """The comparison that came nearest to its bound, or farthest beyond it; distances are L2 norms."""
 
     what: str
-    error: float
-    bound: float
+    error: float | None  # None: not a finite number, or there was nothing to measure
+    bound: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,11 +322,11 @@ class Verdict(Record):
 
     equivalent: bool
     exactness: str  # the class the plan claims, and by whose rule it was judged
-    loss: dict[str, float]  # reference and fitted: of the first step, summed over its phases
+    loss: dict[str, float | None]  # reference and fitted: of the first step, summed over its phases
     worst: Worst
     compared: dict[str, int]  # how many gradients, buffers, rng, optimizer_state and parameters
     levers: tuple[str, ...] = ()
     culprit: str = ""  # the lever to blame
-    trajectory: dict[str, tuple[dict[str, float], ...]] = field(default_factory=dict)  # reference and fitted: each step's losses
+    trajectory: dict[str, tuple[dict[str, float | None], ...]] = field(default_factory=dict)  # reference and fitted: each step's losses
     notes: tuple[str, ...] = ()
     seconds: float = 0.0

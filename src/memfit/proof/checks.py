@@ -16,8 +16,10 @@ _WORDS = {
     "buffers": "buffer {}",
     "optimizer_state": "{}",
     "rng": "the state of {}'s random numbers",
+    "later": "the gradient of {}, a step later,",
     "end": "{} after the last step",
 }
+_TELLING = ("run", "gradients", "later", "buffers", "loss", "rng", "optimizer_state", "parameters", "end")  # causes before their effects
 _NOT_THE_SAME_BITS = math.ulp(0.0)  # the error of tensors that are equal as numbers and differ in bits: 0.0 and -0.0
 
 
@@ -37,10 +39,11 @@ class Check:
         return self.error <= self.bound
 
     @property
-    def closeness(self) -> tuple[bool, float, float]:
-        """Sorts the worst last: failures by far, then what comes nearest to its bound."""
+    def badness(self) -> tuple[float, ...]:
+        """Sorts the worst last: failures after everything else, causes after effects, then by how near to the bound or beyond it."""
+        cause = 0 if self.holds else len(_TELLING) - _TELLING.index(self.kind)
         ratio = self.error / self.bound if self.bound else math.inf if self.error else 0.0
-        return (not self.holds, math.inf if math.isnan(ratio) else ratio, math.inf if math.isnan(self.error) else self.error)
+        return (cause, math.inf if math.isnan(ratio) else ratio, math.inf if math.isnan(self.error) else self.error)
 
 
 @dataclass(frozen=True)
@@ -89,7 +92,7 @@ def loss_checks(plain: list[dict[str, float]], fitted: list[dict[str, float]], b
 
 def worst_of(checks: Iterable[Check]) -> Check:
     """The one that says most: the clearest failure, or else what came nearest to its bound."""
-    return max(checks, key=lambda check: check.closeness, default=Check("", "", 0.0, 0.0))
+    return max(checks, key=lambda check: check.badness, default=Check("run", "nothing", 0.0, 0.0))
 
 
 def _size(tensor: torch.Tensor) -> float:

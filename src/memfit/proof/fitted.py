@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -39,7 +40,7 @@ def judge(reference: Reference, planned: Sequence[PlannedLever], levers: Mapping
     run = _run(reference, planned, levers)
     for outcome in (run.outcome, run.fed):
         if outcome.failure:
-            return Judgement(exactness, run, (Check("run", f"the fitted step, which {outcome.failure},", float("inf"), 0.0),))
+            return Judgement(exactness, run, (Check("run", f"the fitted step {outcome.failure}", float("inf"), 0.0),))
     return Judgement(exactness, run, tuple(RULES[exactness](reference, run)))
 
 
@@ -58,9 +59,9 @@ def _run(reference: Reference, planned: Sequence[PlannedLever], levers: Mapping[
 
     def trained() -> Outcome:
         outcome = observe(step, places, reference.batches)
-        for phase in step.all_phases:
-            in_backward = {p for o in step.running.steps_in_backward for group in o.param_groups for p in group["params"]}
-            keys = (key for key, parameter in places.gradients(step, phase) if parameter in in_backward)
+        in_backward = {p for o in step.running.steps_in_backward for group in o.param_groups for p in group["params"]}
+        for kind, phase in itertools.product(("gradients", "later"), step.all_phases):
+            keys = (key for key, parameter in places.gradients(step, phase, kind) if parameter in in_backward)
             unseen.update(key for key in keys if key not in outcome.shelf)
         return outcome
 

@@ -1,9 +1,9 @@
-"""A few training steps run and written down: losses, the gradients of the first step, what it left, and the end."""
+"""A few training steps run and written down: losses, the gradients of the first two, what the first left, and the end."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,16 +26,14 @@ class Outcome:
 
 
 def observe(step: Step, places: Places, batches: Iterable[Any]) -> Outcome:
-    """Run a step on each batch; the first is looked at closely."""
+    """Run a step on each batch; the first is looked at closely, and the second for what the first has left in a lever's hands."""
     outcome = Outcome()
     for number, batch in enumerate(batches):
+        watcher = _GradientsKept(step, places, outcome.shelf, ("gradients", "later")[number]) if number < 2 else None
+        with _guard_watched(step, watcher.keep) if watcher else nullcontext():
+            losses = step.run(batch, watcher, schedule=False)
         if number == 0:
-            watcher = _GradientsKept(step, places, outcome.shelf)
-            with _guard_watched(step, watcher.keep):
-                losses = step.run(batch, watcher, schedule=False)
             places.shelve_state(step, outcome.shelf)
-        else:
-            losses = step.run(batch, schedule=False)
         outcome.losses.append({name or "loss": float(loss) for name, loss in losses.items()})
     places.shelve_parameters(outcome.shelf, "end")
     return outcome
@@ -64,8 +62,8 @@ def feed(step: Step, places: Places, source: Shelf) -> Outcome:
 class _GradientsKept:
     """Writes down a phase's gradients when they are complete, and before they are clipped."""
 
-    def __init__(self, step: Step, places: Places, shelf: Shelf) -> None:
-        self._step, self._places, self._shelf = step, places, shelf
+    def __init__(self, step: Step, places: Places, shelf: Shelf, kind: str) -> None:
+        self._step, self._places, self._shelf, self._kind = step, places, shelf, kind
         self._phases: dict[str, Phase] = {phase.name: phase for phase in step.all_phases}
 
     def enter(self, phase: str, loss: str) -> None:
@@ -78,7 +76,7 @@ class _GradientsKept:
 
     def keep(self, phase: str) -> None:
         """Inside backward, gradients come and go one by one: whatever is there is kept."""
-        for key, parameter in self._places.gradients(self._step, self._phases[phase]):
+        for key, parameter in self._places.gradients(self._step, self._phases[phase], self._kind):
             if parameter.grad is not None:
                 self._shelf.put(key, parameter.grad)
 

@@ -13,7 +13,7 @@ from memfit.capture.rollback import rolled_back
 from memfit.proof.draws import CannotReplay, DrawsRecorded, DrawsReplayed, InFloat64
 from memfit.proof.observing import Outcome, feed, observe
 from memfit.proof.places import Places
-from memfit.proof.sampling import rolled
+from memfit.proof.sampling import varied
 from memfit.proof.shelf import Shelf, same_bits
 from memfit.step import Step
 
@@ -23,7 +23,7 @@ class Reference:
 
     def __init__(self, step: Step, steps: int, float64: bool = True, progress: Callable[[str], None] = lambda words: None) -> None:
         self.step, self.places = step, Places.of(step)
-        self.batches = [rolled(step.batch, number) for number in range(steps)]
+        self.batches = [varied(step.batch, number) for number in range(steps)]
         self._float64, self._progress = float64, progress
         self._draws, self._unreplayable = Shelf(), ""
 

@@ -14,7 +14,7 @@ from memfit.proof.reference import Reference
 from memfit.proof.shelf import Key, Shelf, distance
 
 _STATE = ("parameters", "optimizer_state")
-_TRAJECTORY = 10  # times the noise that a loss may be off: single numbers scatter more than norms
+_TRAJECTORY = 10  # times the noise that later steps may be off: what rounding did in the first has grown in an optimizer's hands
 _ROUNDED_GRADIENTS = 16  # times eps of the coarse type
 _ROUNDED_LOSS = 4
 
@@ -39,7 +39,7 @@ def bitwise(reference: Reference, fitted: FittedRun) -> Iterator[Check]:
 
 
 def reordered(reference: Reference, fitted: FittedRun) -> Iterator[Check]:
-    """Rounding differs and nothing else: gradients and buffers against float64, optimizers on equal gradients, losses within noise."""
+    """Rounding differs and nothing else: gradients and buffers against float64, optimizers on equal gradients, later steps within noise."""
     plain, run = reference.plain.shelf, fitted.outcome.shelf
     yard = yardstick(reference)
     yield from (yard.check(key, run) for key in plain.keys("gradients") if key not in fitted.unseen)
@@ -47,6 +47,7 @@ def reordered(reference: Reference, fitted: FittedRun) -> Iterator[Check]:
     yield from (yard.check(key, run) for key in plain.keys("buffers"))
     yield from (bits(key, plain, run) for key in plain.keys("rng"))
     yield from _optimizers(reference, fitted)
+    yield from _a_step_later(reference, fitted)
     yield from loss_checks(reference.plain.losses, fitted.outcome.losses, noise_of_losses(reference))
 
 
@@ -113,6 +114,19 @@ def _within_repeats(reference: Reference, fitted: FittedRun) -> Iterator[Check]:
     losses = zip(reference.plain.losses, reference.again.losses, strict=False)
     bounds = [{name: 3 * abs(loss - second[name]) for name, loss in first.items()} for first, second in losses]
     yield from loss_checks(reference.plain.losses, fitted.outcome.losses, bounds)
+
+
+def _a_step_later(reference: Reference, fitted: FittedRun) -> Iterator[Check]:
+    """Each phase's gradients of the second step together: something stale from the first shows here, long before it shows in a loss."""
+    plain, moved, run = reference.plain.shelf, reference.moved.shelf, fitted.outcome.shelf
+    for phase in reference.step.all_phases:
+        keys = [key for key, _ in reference.places.gradients(reference.step, phase, "later") if key in plain and key in run]
+        if keys:
+            noise = math.hypot(*(distance(plain.get(key), moved.get(key) if key in moved else None) for key in keys))
+            size = math.hypot(*(4 * torch.finfo(plain.get(key).dtype).eps * distance(plain.get(key)) for key in keys))
+            error = math.hypot(*(distance(plain.get(key), run.get(key)) for key in keys))
+            what = f"all gradients{f' of {phase.name}' if phase.name else ''}, a step later,"
+            yield Check("later", what, error, _TRAJECTORY * max(noise, size), len(keys))
 
 
 def _optimizers(reference: Reference, fitted: FittedRun) -> Iterator[Check]:

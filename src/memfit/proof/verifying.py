@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -82,15 +83,29 @@ def _verdict(plan: Plan, reference: Reference, judgement: Judgement, culprit: st
     return Verdict(
         judgement.same and judgement.exactness not in _BY_DESIGN,
         judgement.exactness,
-        {"reference": sum(plain[0].values()), "fitted": sum(fitted[0].values()) if fitted else float("nan")},
-        Worst(worst.what, worst.error, worst.bound),
+        {"reference": _total(plain), "fitted": _total(fitted)},
+        Worst(worst.what, _finite(worst.error), _finite(worst.bound)),
         {kind: counts[kind] for kind in _COMPARED},
         tuple(lever.name for lever in plan.levers),
         culprit,
-        {"reference": tuple(plain), "fitted": tuple(fitted)},
+        {"reference": _as_record(plain), "fitted": _as_record(fitted)},
         notes,
         seconds,
     )
+
+
+def _finite(value: float) -> float | None:
+    """JSON has no infinity and no NaN."""
+    return value if math.isfinite(value) else None
+
+
+def _total(losses: list[dict[str, float]]) -> float | None:
+    """Of the first step; there is none when it failed."""
+    return _finite(sum(losses[0].values())) if losses else None
+
+
+def _as_record(losses: list[dict[str, float]]) -> tuple[dict[str, float | None], ...]:
+    return tuple({name: _finite(loss) for name, loss in of_step.items()} for of_step in losses)
 
 
 def _notes(reference: Reference, judgement: Judgement, culprit: str) -> Iterator[str]:
@@ -106,7 +121,7 @@ def _notes(reference: Reference, judgement: Judgement, culprit: str) -> Iterator
         yield "Two runs of the plain step differ already, so bits cannot be compared: the fitted one was held to 3 times that distance."
     if judgement.exactness == "rounded":
         yield f"Rounded: losses are held to 4 eps, gradients and updates to 16 eps of their norm, with eps {judgement.run.eps:.2g}."
-    if unseen := len(judgement.run.unseen):
+    if unseen := sum(key.kind == "gradients" for key in judgement.run.unseen):
         yield f"{unseen} gradients were gone before they could be seen, inside backward: their parameters and states were compared."
     if any(phase.schedulers for phase in reference.step.all_phases):
         yield "Schedulers stood still during the comparison."
