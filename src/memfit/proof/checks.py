@@ -19,7 +19,7 @@ _WORDS = {
     "later": "the gradient of {}, a step later,",
     "end": "{} after the last step",
 }
-_TELLING = ("run", "gradients", "later", "buffers", "loss", "rng", "optimizer_state", "parameters", "end")  # causes before their effects
+_TELLING = ("run", "gradients", "buffers", "rng", "optimizer_state", "parameters", "later", "loss", "end")  # causes before their effects
 _NOT_THE_SAME_BITS = math.ulp(0.0)  # the error of tensors that are equal as numbers and differ in bits: 0.0 and -0.0
 
 
@@ -56,6 +56,7 @@ class Yardstick:
     plain: Shelf
     truth: Shelf  # in float64; where that cannot be had, the plain step itself
     other: Shelf  # the plain step; without float64, the plain step moved by a hair
+    eps: float | None = None  # of the numbers it computes with; that of each tensor's own type where nothing is said
 
     def check(self, key: Key, fitted: Shelf) -> Check:
         """Judge one tensor of the fitted step."""
@@ -64,7 +65,7 @@ class Yardstick:
             return bits(key, self.plain, fitted)
         truth = self.truth.get(key)
         own = distance(self.other.get(key), truth)
-        return Check(key.kind, told(key), distance(fitted.get(key), truth), 3 * max(own, 4 * _eps(plain) * distance(truth)))
+        return Check(key.kind, told(key), distance(fitted.get(key), truth), 3 * max(own, 4 * (self.eps or _eps(plain)) * distance(truth)))
 
 
 def bits(key: Key, plain: Shelf, fitted: Shelf) -> Check:

@@ -26,6 +26,7 @@ class Reference:
         self.batches = [varied(step.batch, number) for number in range(steps)]
         self._float64, self._progress = float64, progress
         self._draws, self._unreplayable = Shelf(), ""
+        self._rough: dict[float, Outcome] = {}
 
     @cached_property
     def start(self) -> Shelf:
@@ -68,9 +69,18 @@ class Reference:
     @cached_property
     def moved(self) -> Outcome:
         """The step from parameters that differ in their last bit: what rounding may do to it."""
+        return self._moved_by(None)
+
+    def roughly_moved(self, eps: float) -> Outcome:
+        """The same for a coarser type: parameters that differ by its eps."""
+        if eps not in self._rough:
+            self._rough[eps] = self._moved_by(eps)
+        return self._rough[eps]
+
+    def _moved_by(self, eps: float | None) -> Outcome:
         self._progress("measuring the noise of rounding")
         with rolled_back(self.step):
-            _move(self.places)
+            _move(self.places, eps)
             return observe(self.step, self.places, self.batches)
 
     @cached_property
@@ -107,14 +117,14 @@ def _double(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.double() if tensor.is_floating_point() else tensor
 
 
-def _move(places: Places) -> None:
-    """Each up or down by about one unit in the last place."""
+def _move(places: Places, eps: float | None) -> None:
+    """Each parameter up or down by `eps` of itself, about one unit in its last place where nothing is said."""
     coin = torch.Generator().manual_seed(0)  # not the user's random numbers
     with torch.no_grad():
         for parameter in places.parameters:
             if parameter.is_floating_point():
                 signs = torch.randint(0, 2, parameter.shape, generator=coin, dtype=torch.int8).to(parameter.device)
-                parameter.mul_(1 + (2 * signs - 1).to(parameter.dtype) * torch.finfo(parameter.dtype).eps)
+                parameter.mul_(1 + (2 * signs - 1).to(parameter.dtype) * (eps or torch.finfo(parameter.dtype).eps))
 
 
 @contextmanager

@@ -120,7 +120,10 @@ def _notes(reference: Reference, judgement: Judgement, culprit: str) -> Iterator
     if judgement.exactness == "bitwise" and reference.found_unsteady:
         yield "Two runs of the plain step differ already, so bits cannot be compared: the fitted one was held to 3 times that distance."
     if judgement.exactness == "rounded":
-        yield f"Rounded: losses are held to 4 eps, gradients and updates to 16 eps of their norm, with eps {judgement.run.eps:.2g}."
+        yield (
+            f"Rounded, with eps {judgement.run.eps:.2g}: loss and gradients were held to 3 times what moving every parameter by eps does "
+            "to the plain step, or 12 eps of their norm; updates on equal gradients to 12 eps. States of optimizers were not compared."
+        )
     if unseen := sum(key.kind == "gradients" for key in judgement.run.unseen):
         yield f"{unseen} gradients were gone before they could be seen, inside backward: their parameters and states were compared."
     if any(phase.schedulers for phase in reference.step.all_phases):
