@@ -27,7 +27,7 @@ class DrawsRecorded(TorchDispatchMode):
 
     def __init__(self, shelf: Shelf) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._shelf, self._count = shelf, 0
+        self.shelf, self._count = shelf, 0
         self.unreplayable = ""  # an op that draws inside a larger computation
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
@@ -39,7 +39,7 @@ class DrawsRecorded(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         if before is None:
             drawn = result[1] if kind == "mask" else result
-            self._shelf.put(_key(self._count, func), drawn)
+            self.shelf.put(_key(self._count, func), drawn)
             self._count += 1
         elif before != _generators():
             self.unreplayable = str(func)

@@ -25,9 +25,9 @@ class Outcome:
     failure: str = ""  # why it could not be run
 
 
-def observe(step: Step, places: Places, batches: Iterable[Any]) -> Outcome:
+def observe(step: Step, places: Places, batches: Iterable[Any], *wanted: str) -> Outcome:
     """Run a step on each batch; the first is looked at closely, and the second for what the first has left in a lever's hands."""
-    outcome = Outcome()
+    outcome = Outcome(Shelf(*wanted))
     for number, batch in enumerate(batches):
         watcher = _GradientsKept(step, places, outcome.shelf, ("gradients", "later")[number]) if number < 2 else None
         with _guard_watched(step, watcher.keep) if watcher else nullcontext():

@@ -25,7 +25,6 @@ class Reference:
         self.step, self.places = step, Places.of(step)
         self.batches = [varied(step.batch, number) for number in range(steps)]
         self._float64, self._progress = float64, progress
-        self._draws, self._unreplayable = Shelf(), ""
         self._rough: dict[float, Outcome] = {}
 
     @cached_property
@@ -45,13 +44,10 @@ class Reference:
 
     @cached_property
     def again(self) -> Outcome:
-        """The first step once more, its random draws written down."""
+        """The first step once more."""
         self._progress("running the plain step again")
-        recorder = DrawsRecorded(self._draws)
-        with rolled_back(self.step), recorder:
-            outcome = observe(self.step, self.places, self.batches[:1])
-        self._unreplayable = recorder.unreplayable
-        return outcome
+        with rolled_back(self.step):
+            return observe(self.step, self.places, self.batches[:1])
 
     @cached_property
     def repeats(self) -> bool:
@@ -81,17 +77,26 @@ class Reference:
         self._progress("measuring the noise of rounding")
         with rolled_back(self.step):
             _move(self.places, eps)
-            return observe(self.step, self.places, self.batches)
+            return observe(self.step, self.places, self.batches, "gradients", "later", "buffers")
 
     @cached_property
     def exact(self) -> Outcome:
         """The first step in float64, with the same random draws; or the reason why not."""
-        return self._in_float64(lambda: observe(self.step, self.places, [map_tensors(_double, self.batches[0])]))
+        return self._in_float64(lambda: observe(self.step, self.places, [map_tensors(_double, self.batches[0])], "gradients", "buffers"))
 
     @cached_property
     def fed(self) -> Outcome:
         """The optimizers in float64, on the plain step's gradients."""
         return self._in_float64(lambda: feed(self.step, self.places, self.plain.shelf))
+
+    @cached_property
+    def _drawn(self) -> tuple[Shelf, str]:
+        """The random draws of the first step, and why they cannot be replayed if so."""
+        recorder = DrawsRecorded(Shelf())
+        with rolled_back(self.step), recorder:
+            observe(self.step, self.places, self.batches[:1], "none of it")
+        op = recorder.unreplayable
+        return recorder.shelf, f"{op} draws random numbers that cannot be replayed" if op else ""
 
     def _in_float64(self, run: Callable[[], Outcome]) -> Outcome:
         if not self._float64:
@@ -99,12 +104,11 @@ class Reference:
         if any(p.dtype is torch.float64 for p in self.places.parameters):
             return Outcome(failure="the step computes in float64 itself")
         self._progress("running the plain step in float64")
-        self.again  # noqa: B018  # it writes the draws down
-        failure = f"{self._unreplayable} draws random numbers that cannot be replayed" if self._unreplayable else ""
+        draws, failure = self._drawn
         if failure:
             return Outcome(failure=failure)
         try:
-            with rolled_back(self.step), _doubled(self.step, self.places), InFloat64(), DrawsReplayed(self._draws):
+            with rolled_back(self.step), _doubled(self.step, self.places), InFloat64(), DrawsReplayed(draws):
                 return run()
         except CannotReplay as error:
             failure = str(error)

@@ -26,21 +26,27 @@ class _Place(NamedTuple):
 
 
 class Shelf:
-    """Tensors by key, kept in a file that goes with the object.
+    """Tensors by key, kept in a file that goes with the object. Where kinds are given, others are not kept.
 
-    >>> shelf = Shelf()
+    >>> shelf = Shelf("buffers", "rng")
     >>> shelf.put(Key("buffers", "mean"), torch.ones(2, 3).t())
+    >>> shelf.put(Key("gradients", "weight"), torch.ones(2))
+    >>> list(shelf)
+    [Key(kind='buffers', name='mean')]
     >>> shelf.get(Key("buffers", "mean")).stride()
     (1, 3)
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *wanted: str) -> None:
+        self._wanted = wanted
         self._file = tempfile.TemporaryFile()  # noqa: SIM115  # open as long as the shelf lives
         self._places: dict[Key, _Place] = {}
         self._end = 0
 
     def put(self, key: Key, tensor: torch.Tensor) -> None:
         """Write a tensor; one that was there under the key is replaced."""
+        if self._wanted and key.kind not in self._wanted:
+            return
         tensor = tensor.detach()
         dense = tensor.to_dense() if tensor.layout is not torch.strided else tensor.resolve_conj().resolve_neg()
         order = tuple(sorted(range(dense.dim()), key=dense.stride, reverse=True))

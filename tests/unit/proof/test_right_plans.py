@@ -82,7 +82,9 @@ def about(step: Step) -> Any:
 
 
 @pytest.mark.parametrize("name", SMALL_STEPS)
-@pytest.mark.parametrize("levers", [(CHECKPOINT, FUSED), (NOTHING, WRONG["weakened"], FUSED), (WRONG["raising"],)], ids=["right", "wrong", "raising"])
+@pytest.mark.parametrize(
+    "levers", [(CHECKPOINT, FUSED), (NOTHING, WRONG["weakened"], FUSED), (WRONG["raising"],)], ids=["right", "wrong", "raising"]
+)
 def test_everything_is_left_as_it_was(name: str, levers: tuple[SmallLever, ...]) -> None:
     step = SMALL_STEPS[name]()
     step.run(step.batch)  # there are states and gradients to lose
