@@ -19,6 +19,8 @@ from memfit.proof.rules import RULES, FittedRun
 from memfit.proof.shelf import Key
 from memfit.records import EXACTNESS, PlannedLever
 
+_SCALES = 16  # a scale that is halved so often is right for any type
+
 
 @dataclass(frozen=True)
 class Judgement:
@@ -57,7 +59,7 @@ def _run(reference: Reference, planned: Sequence[PlannedLever], levers: Mapping[
     unseen: set[Key] = set()
 
     def trained() -> Outcome:
-        outcome = observe(step, places, reference.batches)
+        outcome = _once_in_scale(reference)
         in_backward = {p for o in step.running.steps_in_backward for group in o.param_groups for p in group["params"]}
         for kind, phase in itertools.product(("gradients", "later"), step.all_phases):
             keys = (key for key, parameter in places.gradients(step, phase, kind) if parameter in in_backward)
@@ -73,6 +75,19 @@ def _run(reference: Reference, planned: Sequence[PlannedLever], levers: Mapping[
     alone = loosest(planned) != "bitwise" and not outcome.failure  # equal bits of everything leave nothing to ask the optimizers
     fed = fitted(lambda: feed(step, places, reference.plain.shelf)) if alone else Outcome()
     return FittedRun(outcome, fed, frozenset(unseen), _eps(planned))
+
+
+def _once_in_scale(reference: Reference) -> Outcome:
+    """A guard that scales losses may skip steps until its scale suits; it keeps what it learned, and the step starts anew."""
+    skipped = 0
+    for _ in range(_SCALES if reference.step.running.guard else 1):
+        with rolled_back(reference.step):
+            outcome = observe(reference.step, reference.places, reference.batches)
+        skipped += outcome.skipped
+        if not outcome.skipped:
+            break
+    outcome.skipped = skipped
+    return outcome
 
 
 def _or_its_failure(run: Callable[[], Outcome]) -> Outcome:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,14 +23,15 @@ class Outcome:
     shelf: Shelf = field(default_factory=Shelf)
     losses: list[dict[str, float]] = field(default_factory=list)  # of each step, by phase
     failure: str = ""  # why it could not be run
+    skipped: int = 0  # steps that a guard did not let happen
 
 
 def observe(step: Step, places: Places, batches: Iterable[Any], *wanted: str) -> Outcome:
     """Run a step on each batch; the first is looked at closely, and the second for what the first has left in a lever's hands."""
     outcome = Outcome(Shelf(*wanted))
     for number, batch in enumerate(batches):
-        watcher = _GradientsKept(step, places, outcome.shelf, ("gradients", "later")[number]) if number < 2 else None
-        with _guard_watched(step, watcher.keep) if watcher else nullcontext():
+        watcher = _GradientsKept(step, places, outcome, ("gradients", "later")[number] if number < 2 else "")
+        with _guard_watched(step, watcher):
             losses = step.run(batch, watcher, schedule=False)
         if number == 0:
             places.shelve_state(step, outcome.shelf)
@@ -62,8 +63,8 @@ def feed(step: Step, places: Places, source: Shelf) -> Outcome:
 class _GradientsKept:
     """Writes down a phase's gradients when they are complete, and before they are clipped."""
 
-    def __init__(self, step: Step, places: Places, shelf: Shelf, kind: str) -> None:
-        self._step, self._places, self._shelf, self._kind = step, places, shelf, kind
+    def __init__(self, step: Step, places: Places, outcome: Outcome, kind: str) -> None:
+        self._step, self._places, self.outcome, self._kind = step, places, outcome, kind
         self._phases: dict[str, Phase] = {phase.name: phase for phase in step.all_phases}
 
     def enter(self, phase: str, loss: str) -> None:
@@ -77,15 +78,15 @@ class _GradientsKept:
     def keep(self, phase: str) -> None:
         """Inside backward, gradients come and go one by one: whatever is there is kept."""
         for key, parameter in self._places.gradients(self._step, self._phases[phase], self._kind):
-            if parameter.grad is not None:
-                self._shelf.put(key, parameter.grad)
+            if parameter.grad is not None and self._kind:
+                self.outcome.shelf.put(key, parameter.grad)
 
 
 @contextmanager
-def _guard_watched(step: Step, keep: Callable[[str], None]) -> Iterator[None]:
+def _guard_watched(step: Step, watcher: _GradientsKept) -> Iterator[None]:
     guard = step.running.guard
     if guard is not None:
-        step.running.guard = _WatchedGuard(guard, keep)
+        step.running.guard = _WatchedGuard(guard, watcher)
     try:
         yield
     finally:
@@ -95,8 +96,8 @@ def _guard_watched(step: Step, keep: Callable[[str], None]) -> Iterator[None]:
 class _WatchedGuard:
     """A guard's own answers, with a look at the gradients once they are back to scale."""
 
-    def __init__(self, guard: Guard, keep: Callable[[str], None]) -> None:
-        self._guard, self._keep = guard, keep
+    def __init__(self, guard: Guard, watcher: _GradientsKept) -> None:
+        self._guard, self._watcher = guard, watcher
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._guard, name)
@@ -108,5 +109,6 @@ class _WatchedGuard:
     def lets_step(self, phase: str, optimizers: Sequence[Optimizer]) -> bool:
         """As the guard says."""
         answer = self._guard.lets_step(phase, optimizers)
-        self._keep(phase)
+        self._watcher.keep(phase)
+        self._watcher.outcome.skipped += not answer
         return answer

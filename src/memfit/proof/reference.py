@@ -11,6 +11,7 @@ import torch
 from memfit.batches import map_tensors
 from memfit.capture.rollback import rolled_back
 from memfit.proof.draws import CannotReplay, DrawsRecorded, DrawsReplayed, InFloat64
+from memfit.proof.noise import noisy
 from memfit.proof.observing import Outcome, feed, observe
 from memfit.proof.places import Places
 from memfit.proof.sampling import varied
@@ -64,19 +65,18 @@ class Reference:
 
     @cached_property
     def moved(self) -> Outcome:
-        """The step from parameters that differ in their last bit: what rounding may do to it."""
+        """The step with everything off by its last bit: what rounding may do to it."""
         return self._moved_by(None)
 
     def roughly_moved(self, eps: float) -> Outcome:
-        """The same for a coarser type: parameters that differ by its eps."""
+        """The same for a coarser type: everything off by its eps."""
         if eps not in self._rough:
             self._rough[eps] = self._moved_by(eps)
         return self._rough[eps]
 
     def _moved_by(self, eps: float | None) -> Outcome:
         self._progress("measuring the noise of rounding")
-        with rolled_back(self.step):
-            _move(self.places, eps)
+        with rolled_back(self.step), noisy(self.places, eps):
             return observe(self.step, self.places, self.batches, "gradients", "later", "buffers")
 
     @cached_property
@@ -119,16 +119,6 @@ class Reference:
 
 def _double(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.double() if tensor.is_floating_point() else tensor
-
-
-def _move(places: Places, eps: float | None) -> None:
-    """Each parameter up or down by `eps` of itself, about one unit in its last place where nothing is said."""
-    coin = torch.Generator().manual_seed(0)  # not the user's random numbers
-    with torch.no_grad():
-        for parameter in places.parameters:
-            if parameter.is_floating_point():
-                signs = torch.randint(0, 2, parameter.shape, generator=coin, dtype=torch.int8).to(parameter.device)
-                parameter.mul_(1 + (2 * signs - 1).to(parameter.dtype) * (eps or torch.finfo(parameter.dtype).eps))
 
 
 @contextmanager

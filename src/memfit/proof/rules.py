@@ -84,7 +84,7 @@ def yardstick(reference: Reference) -> Yardstick:
 
 
 def noise_of_losses(reference: Reference) -> list[dict[str, float]]:
-    """How far each loss may be off: 10 times the most that moving the parameters by a hair has made of it so far, at least 40 eps."""
+    """How far each loss may be off: 10 times the most that a last bit more or less has made of it so far, at least 40 eps."""
     eps = max(torch.finfo(p.dtype).eps for p in reference.places.parameters if p.is_floating_point())
     most: dict[str, float] = {}
     bounds = []

@@ -114,16 +114,19 @@ def _notes(reference: Reference, judgement: Judgement, culprit: str) -> Iterator
         yield _BY_DESIGN[judgement.exactness].format(culprit)
     if judgement.exactness == "reordered" and reference.exact.failure:
         yield (
-            f"There was no float64 run to compare with: {reference.exact.failure}. Gradients were held to 3 times what moving every "
-            "parameter by its last bit does to the plain step, or 12 eps of their norm."
+            f"There was no float64 run to compare with: {reference.exact.failure}. Gradients were held to 3 times what a last bit "
+            "more or less in parameters and modules' outputs does to the plain step, or 12 eps of their norm."
         )
     if judgement.exactness == "bitwise" and reference.found_unsteady:
         yield "Two runs of the plain step differ already, so bits cannot be compared: the fitted one was held to 3 times that distance."
     if judgement.exactness == "rounded":
         yield (
-            f"Rounded, with eps {judgement.run.eps:.2g}: loss and gradients were held to 3 times what moving every parameter by eps does "
-            "to the plain step, or 12 eps of their norm; updates on equal gradients to 12 eps. States of optimizers were not compared."
+            f"Rounded, with eps {judgement.run.eps:.2g}: loss and gradients were held to 3 times what eps more or less in parameters "
+            "and modules' outputs does to the plain step, or 12 eps of their norm; updates on equal gradients to 12 eps. "
+            "States of optimizers were not compared."
         )
+    if skipped := judgement.run.outcome.skipped:
+        yield f"A guard skipped {skipped} steps that were not finite, as it found its scale: the comparison started anew after each."
     if unseen := sum(key.kind == "gradients" for key in judgement.run.unseen):
         yield f"{unseen} gradients were gone before they could be seen, inside backward: their parameters and states were compared."
     if any(phase.schedulers for phase in reference.step.all_phases):

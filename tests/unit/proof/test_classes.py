@@ -17,7 +17,7 @@ from memfit.levers import Undo
 from memfit.proof import require
 from memfit.records import PlannedLever, Verdict
 from small_levers import CHECKPOINT, FUSED, NOTHING, SPLIT, WRONG, SmallLever, _around, plan_of
-from small_steps import convolutional_2d, dense, two_phases
+from small_steps import convolutional_2d, dense, mixed_precision, two_phases
 
 
 def judged(step: Step, *levers: SmallLever, settings: dict[str, Any] | None = None, **options: Any) -> Verdict:
@@ -205,6 +205,41 @@ def test_gradients_behind_a_guard_are_seen_back_to_scale() -> None:
 
     verdict = judged(two_phases(), SmallLever("guarded", "bitwise", act))
     assert verdict.equivalent and verdict.compared["gradients"] == 6
+
+
+def test_a_guard_may_look_for_its_scale_first() -> None:
+    class Halving:
+        scale = 2.0**140  # overflows, until it has been halved a few times
+
+        def scaled(self, loss: torch.Tensor) -> torch.Tensor:
+            return loss * self.scale
+
+        def lets_step(self, phase: str, optimizers: Any) -> bool:
+            gradients = [p.grad for o in optimizers for group in o.param_groups for p in group["params"] if p.grad is not None]
+            good = all(bool(torch.isfinite(g).all()) for g in gradients)
+            for gradient in gradients:
+                gradient /= self.scale
+            if not good:
+                self.scale /= 2**10
+            return good
+
+    def act(step: Step, undo: Undo) -> None:
+        step.running.guard = Halving()
+        undo.then(setattr, step.running, "guard", None)
+
+    verdict = judged(dense(), SmallLever("guarded", "reordered", act))
+    assert verdict.equivalent and verdict.notes[0].startswith("A guard skipped ")
+    assert not judged(dense(), SmallLever("guarded", "reordered", act), WRONG["weakened"]).equivalent
+
+
+def test_a_gradient_that_is_zero_but_for_rounding_does_not_fail_a_rounded_plan() -> None:
+    """A bias before BatchNorm: its gradient is nothing but rounding."""
+    assert judged(convolutional_2d(), HALF).equivalent
+
+
+def test_a_step_that_rounds_by_itself_may_be_reordered() -> None:
+    assert judged(mixed_precision(), SPLIT).equivalent
+    assert judged(mixed_precision(), SPLIT, WRONG["weakened"]).culprit == "weakened"
 
 
 def test_schedulers_stand_still_and_it_is_said() -> None:
