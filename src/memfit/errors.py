@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = ["CannotSimulate", "MemfitError", "RecordError", "StepError", "TargetError"]
+__all__ = ["CannotSimulate", "MemfitError", "NotEquivalent", "PlanError", "RecordError", "StepError", "TargetError"]
 
 
 class MemfitError(Exception):
@@ -43,3 +43,24 @@ class TargetError(MemfitError):
 
 class RecordError(MemfitError):
     """A saved record that cannot be read: not ours, damaged, or from a newer memfit."""
+
+
+class PlanError(MemfitError):
+    """A plan that does not belong to this step, or that this memfit cannot apply."""
+
+
+class NotEquivalent(MemfitError):
+    """The proof's honest no: the tensor, its error, the bound, and the lever to blame.
+
+    >>> print(NotEquivalent("the gradient of encoder.weight", 0.5, 1e-6, "microbatch"))
+    The fitted step is not the same training: the gradient of encoder.weight is off by 0.5, at most 1e-06 is allowed.
+    The lever to blame is microbatch: plan without it.
+    """
+
+    exit_code = 1
+
+    def __init__(self, what: str, error: float | None, bound: float | None, culprit: str) -> None:
+        self.what, self.error, self.bound, self.culprit = what, error, bound, culprit
+        blame = f"The lever to blame is {culprit}: plan without it." if culprit else "No single lever could be blamed."
+        off = "" if error is None or bound is None else f" is off by {error:.3g}, at most {bound:.3g} is allowed"
+        super().__init__(f"The fitted step is not the same training: {what}{off}.\n{blame}")

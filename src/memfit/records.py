@@ -260,3 +260,74 @@ class Ledger(Record):
     stretches: tuple[Stretch, ...]
     notes: tuple[str, ...]
     trace: Trace | None = field(default=None, repr=False, compare=False, metadata={"saved": False})
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedLever:
+    """A lever of a plan; what it saves and costs is marginal, in the order of the plan."""
+
+    name: str
+    option: str  # a few words for people: "4 micro-batches of 2"
+    exactness: str
+    saves_bytes: int = 0
+    costs_seconds: float | None = None
+    settings: dict[str, Any] = field(default_factory=dict)
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """What a plan could have used and did not."""
+
+    name: str
+    option: str
+    exactness: str
+    saves_bytes: int = 0
+    costs_seconds: float | None = None
+    rejected_because: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan(Record):
+    """Which levers make a step fit a budget, in the order they are applied, and for which step."""
+
+    schema: ClassVar[str] = "memfit.plan"
+
+    feasible: bool
+    budget_bytes: int
+    predicted_peak_bytes: int
+    predicted_process_bytes: int
+    predicted_slowdown: float | None  # a ratio, 1.20; None when nothing was timed
+    exactness: str  # the loosest class among the levers
+    levers: tuple[PlannedLever, ...]
+    alternatives: tuple[Alternative, ...] = ()
+    reachable_bytes: dict[str, int] = field(default_factory=dict)  # the lowest peak under each class of exactness
+    planning_seconds: float = 0.0
+    step: dict[str, str] = field(default_factory=dict)  # readable facts that tell the step it was made for
+
+
+@dataclass(frozen=True, slots=True)
+class Worst:
+    """The comparison that came nearest to its bound, or farthest beyond it; distances are L2 norms."""
+
+    what: str
+    error: float | None  # None: not a finite number, or there was nothing to measure
+    bound: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict(Record):
+    """Whether a fitted step is still the same training."""
+
+    schema: ClassVar[str] = "memfit.verdict"
+
+    equivalent: bool
+    exactness: str  # the class the plan claims, and by whose rule it was judged
+    loss: dict[str, float | None]  # reference and fitted: of the first step, summed over its phases
+    worst: Worst
+    compared: dict[str, int]  # how many gradients, buffers, rng, optimizer_state and parameters
+    levers: tuple[str, ...] = ()
+    culprit: str = ""  # the lever to blame
+    trajectory: dict[str, tuple[dict[str, float | None], ...]] = field(default_factory=dict)  # reference and fitted: each step's losses
+    notes: tuple[str, ...] = ()
+    seconds: float = 0.0

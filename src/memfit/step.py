@@ -128,7 +128,7 @@ class Step:
             for optimizer in phase.optimizers:
                 optimizer.zero_grad()
             losses[phase.name] = self._differentiate(phase, batch, carries, watcher)
-            self._update(phase, watcher)
+            self.update(phase, watcher)
         if schedule:
             for scheduler in (s for phase in self.all_phases for s in phase.schedulers):
                 scheduler.step()
@@ -163,7 +163,8 @@ class Step:
             watcher.saw_loss(phase.name, loss)
         return loss
 
-    def _update(self, phase: Phase, watcher: Watcher | None) -> None:
+    def update(self, phase: Phase, watcher: Watcher | None = None) -> None:
+        """Clip the gradients that are there and let the phase's optimizers step."""
         if watcher:
             watcher.enter("optimizer", phase.name)
         optimizers = [o for o in phase.optimizers if o not in self.running.steps_in_backward]

@@ -10,8 +10,9 @@ from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 from rich.text import Text
 
-from memfit.records import Finding, Ledger
+from memfit.records import Finding, Ledger, Verdict
 from memfit.report.profile_view import Bar, Chart, OwnerRow, ProfileView, chart_of, comparison, percent, profile_view
+from memfit.report.verdict_view import LossRow, VerdictView, verdict_view
 from memfit.units import format_bytes
 
 _WIDTH = 80
@@ -19,6 +20,8 @@ _SIZE = 10  # columns for an amount of memory, the first on every line
 _LABEL = 9  # for the name of a headline figure
 _CATEGORY = 11
 _WHAT = 27  # for an op and how many of its results are held
+_FACT = 10  # for the name of a fact
+_LOSS = 24  # for the name of a loss
 _ROWS = 8  # of the chart
 _UP, _RIGHT = " ▁▂▃▄▅▆▇█", " ▏▎▍▌▋▊▉█"
 _SHORT = {"forward": "fwd", "backward": "bwd", "optimizer": "opt"}
@@ -42,7 +45,7 @@ def print_profile(ledger: Ledger, console: Console) -> None:
         _owners(view, width),
         _findings(view, width),
         _timeline(chart) if chart else (),
-        _notes(view, width),
+        _notes(view.notes, width),
     ):
         _print(section, console, width)
 
@@ -50,6 +53,13 @@ def print_profile(ledger: Ledger, console: Console) -> None:
 def print_comparison(measured: Ledger, predicted: Ledger, console: Console) -> None:
     """Show how a step's prediction did against its measurement."""
     _print(_compared(measured, predicted), console, min(console.width, _WIDTH))
+
+
+def print_verdict(verdict: Verdict, console: Console) -> None:
+    """Show whether a fitted step is still the same training."""
+    view, width = verdict_view(verdict), min(console.width, _WIDTH)
+    for section in (_answer(view, width), _facts(view, width), _losses(view.losses), _notes(view.notes, width)):
+        _print(section, console, width)
 
 
 def shortened(words: str, width: int) -> str:
@@ -78,10 +88,13 @@ def _paragraph(words: str, width: int, indent: int, style: str = "") -> Iterator
         yield Text(" " * indent + line, style)
 
 
-def _headline(view: ProfileView, width: int) -> Iterator[Text]:
-    title = "memfit profile"
-    yield Text.assemble((title, "bold"), " " * max(width - len(title) - len(view.setting), 2), (view.setting, "dim"))
+def _title(title: str, setting: str, width: int) -> Iterator[Text]:
+    yield Text.assemble((title, "bold"), " " * max(width - len(title) - len(setting), 2), (setting, "dim"))
     yield Text("─" * width, "dim")
+
+
+def _headline(view: ProfileView, width: int) -> Iterator[Text]:
+    yield from _title("memfit profile", view.setting, width)
     for figure in (view.peak, view.process):
         name = f"{format_bytes(figure.bytes):>{_SIZE}}  {figure.name:<{_LABEL}}"
         first, *more = _paragraph(figure.how, width, len(name))
@@ -185,8 +198,8 @@ def _labels(words: Iterable[tuple[str, int]]) -> Text:
     return Text(" " * _SIZE + "".join(set_cell_size(word, room - 1) + " " for word, room in words))
 
 
-def _notes(view: ProfileView, width: int) -> Iterator[Text]:
-    for note in view.notes:
+def _notes(notes: Iterable[str], width: int) -> Iterator[Text]:
+    for note in notes:
         for line in textwrap.wrap(f"Note  {note}", width, subsequent_indent=" " * 6, break_on_hyphens=False):
             yield Text(line, "yellow")
 
@@ -199,3 +212,22 @@ def _compared(measured: Ledger, predicted: Ledger) -> Iterator[Text]:
         numbers = f"{row.name:<{_SIZE}}{format_bytes(row.measured):>12}{format_bytes(row.predicted):>12}{row.difference:>13}"
         interval = f"   [{format_bytes(row.low)}, {format_bytes(row.high)}]"
         yield Text.assemble(numbers, interval, ("  inside", "green") if row.inside else ("  outside", "red"))
+
+
+def _answer(view: VerdictView, width: int) -> Iterator[Text]:
+    yield from _title("memfit verify", view.setting, width)
+    yield Text(view.answer, "bold green" if view.equivalent else "bold red")
+    yield from _paragraph(view.meaning, width, 0)
+
+
+def _facts(view: VerdictView, width: int) -> Iterator[Text]:
+    for name, words in view.facts:
+        first, *more = _paragraph(words, width, _FACT)
+        yield from (Text.assemble((f"{name:<{_FACT}}", "bold"), first.plain.strip()), *more)
+
+
+def _losses(rows: tuple[LossRow, ...]) -> Iterator[Text]:
+    if rows:
+        yield Text.assemble((f"{'Losses':<{_LOSS}}", "bold"), (f"{'plain':>16}{'fitted':>16}{'difference':>14}", "dim"))
+    for row in rows:
+        yield Text(f"{shortened(row.name, _LOSS - 2):<{_LOSS}}{row.plain:>16}{row.fitted:>16}{row.difference:>14}")

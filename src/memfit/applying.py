@@ -1,0 +1,46 @@
+"""From a plan to a fitted step: its levers put on one after the other, or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from memfit.errors import PlanError
+from memfit.fingerprint import differences, fingerprint
+from memfit.levers import LEVERS, Lever, Undo
+from memfit.records import Option, Plan, PlannedLever
+from memfit.step import Step
+
+
+def apply_plan(step: Step, plan: Plan, levers: Mapping[str, Lever] = LEVERS) -> Undo:
+    """Change the step as the plan says; the answer changes it back. A step other than the planned one is refused."""
+    refuse_another_step(step, plan)
+    return apply_levers(step, plan.levers, levers)
+
+
+def refuse_another_step(step: Step, plan: Plan) -> None:
+    """Raise PlanError with every difference when the plan was made for another step."""
+    if found := differences(plan.step, fingerprint(step)):
+        listed = "\n".join(f"  - {difference}" for difference in found)
+        raise PlanError(f"This plan was made for another step:\n{listed}\nPlan again, for this step as it is now.")
+
+
+def apply_levers(step: Step, planned: Iterable[PlannedLever], levers: Mapping[str, Lever] = LEVERS) -> Undo:
+    """Put levers on in order; if one cannot act, those before it are taken off again."""
+    undo = Undo()
+    try:
+        for lever in planned:
+            undo.then(_known(lever.name, levers).apply(step, _option(lever)))
+    except BaseException:
+        undo()
+        raise
+    return undo
+
+
+def _known(name: str, levers: Mapping[str, Lever]) -> Lever:
+    if name not in levers:
+        raise PlanError(f"The plan asks for a lever {name!r}, which this memfit does not have: upgrade memfit, or plan again.")
+    return levers[name]
+
+
+def _option(lever: PlannedLever) -> Option:
+    return Option(lever.name, lever.option, lever.exactness, lever.settings, lever.why)

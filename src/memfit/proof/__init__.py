@@ -1,0 +1,7 @@
+"""Judges sameness: a fitted step against the plain one, from the same state."""
+
+from __future__ import annotations
+
+from memfit.proof.verifying import require, verify
+
+__all__ = ["require", "verify"]

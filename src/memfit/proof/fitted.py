@@ -1,0 +1,107 @@
+"""A step with levers on, run from the reference's state and judged."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from memfit.applying import apply_levers
+from memfit.capture.rollback import rolled_back
+from memfit.errors import MemfitError
+from memfit.levers import Lever
+from memfit.proof.checks import Check
+from memfit.proof.observing import Outcome, feed, observe
+from memfit.proof.reference import Reference
+from memfit.proof.rules import RULES, FittedRun
+from memfit.proof.shelf import Key
+from memfit.records import EXACTNESS, PlannedLever
+
+_SCALES = 16  # a scale that is halved so often is right for any type
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What the rule of a plan's class found."""
+
+    exactness: str
+    run: FittedRun
+    checks: tuple[Check, ...]
+
+    @property
+    def same(self) -> bool:
+        """Whether nothing is out of bounds."""
+        return all(check.holds for check in self.checks)
+
+
+def judge(reference: Reference, planned: Sequence[PlannedLever], levers: Mapping[str, Lever]) -> Judgement:
+    """Run the step with these levers and compare it with the reference, by the rule of the loosest of them."""
+    exactness = loosest(planned)
+    run = _run(reference, planned, levers)
+    if failure := run.outcome.failure or run.fed.failure:
+        return Judgement(exactness, run, (Check("run", f"the fitted step {failure}", float("inf"), 0.0),))
+    return Judgement(exactness, run, tuple(RULES[exactness](reference, run)))
+
+
+def loosest(planned: Sequence[PlannedLever]) -> str:
+    """The class of a plan: that of its loosest lever.
+
+    >>> loosest([PlannedLever("saved", "", "bitwise"), PlannedLever("microbatch", "", "reordered")])
+    'reordered'
+    """
+    return max((lever.exactness for lever in planned), key=EXACTNESS.index, default="bitwise")
+
+
+def _run(reference: Reference, planned: Sequence[PlannedLever], levers: Mapping[str, Lever]) -> FittedRun:
+    step, places = reference.step, reference.places
+    unseen: set[Key] = set()
+
+    def trained() -> Outcome:
+        outcome = _once_in_scale(reference)
+        in_backward = {p for o in step.running.steps_in_backward for group in o.param_groups for p in group["params"]}
+        for kind, phase in itertools.product(("gradients", "later"), step.all_phases):
+            keys = (key for key, parameter in places.gradients(step, phase, kind) if parameter in in_backward)
+            unseen.update(key for key in keys if key not in outcome.shelf)
+        return outcome
+
+    def fitted(run: Callable[[], Outcome]) -> Outcome:
+        with rolled_back(step), apply_levers(step, planned, levers):
+            return _or_its_failure(run)
+
+    reference.plain  # noqa: B018  # it comes first: what it gives is needed below
+    outcome = fitted(trained)
+    alone = loosest(planned) != "bitwise" and not outcome.failure  # equal bits of everything leave nothing to ask the optimizers
+    fed = fitted(lambda: feed(step, places, reference.plain.shelf)) if alone else Outcome()
+    return FittedRun(outcome, fed, frozenset(unseen), _eps(planned))
+
+
+def _once_in_scale(reference: Reference) -> Outcome:
+    """A guard that scales losses may skip steps until its scale suits; it keeps what it learned, and the step starts anew."""
+    skipped = 0
+    for _ in range(_SCALES if reference.step.running.guard else 1):
+        with rolled_back(reference.step):
+            outcome = observe(reference.step, reference.places, reference.batches)
+        skipped += outcome.skipped
+        if not outcome.skipped:
+            break
+    outcome.skipped = skipped
+    return outcome
+
+
+def _or_its_failure(run: Callable[[], Outcome]) -> Outcome:
+    """A lever that breaks the step is a lever to blame, not an end of the proof."""
+    try:
+        return run()
+    except MemfitError:
+        raise
+    except Exception as error:
+        return Outcome(failure=f"raised {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
+
+
+def _eps(planned: Sequence[PlannedLever]) -> float:
+    """Of the coarsest type that a rounding lever names in its settings; bfloat16's where it names none."""
+    types = [lever.settings.get("dtype", "bfloat16") for lever in planned if lever.exactness == "rounded"]
+    known = [getattr(torch, str(name), torch.bfloat16) for name in types]
+    return max((torch.finfo(kind).eps for kind in known if kind.is_floating_point), default=torch.finfo(torch.bfloat16).eps)

@@ -1,0 +1,59 @@
+"""How much of a batch the plain step can be run on inside a limit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from memfit.errors import MemfitError
+from memfit.profiling import profile
+from memfit.proof.sampling import first_samples
+from memfit.step import Step
+from memfit.units import format_bytes
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The step to be proven with: on all samples or on fewer, with a float64 run or without."""
+
+    step: Step
+    float64: bool = True
+    notes: tuple[str, ...] = ()
+
+
+def sample_inside(step: Step, limit_bytes: int | None, wants_float64: bool) -> Sample:
+    """The largest part of the batch on which the plain step, in float64 too if wanted, is predicted to stay inside the limit."""
+    if limit_bytes is None:
+        return Sample(step)
+    whole = step.batch_size
+    sizes = [whole // 2**halvings for halvings in range(whole.bit_length())]
+    needs = {size: _needs(step, size) for size in sizes[:1]}
+    for size in sizes:  # with float64, unless that leaves a single sample, which says little of a batch
+        needs[size] = _needs(step, size)
+        if wants_float64 and needs[size][1] <= limit_bytes and (size > 1 or whole == 1):
+            return _cut(step, size, True, needs[whole][0], limit_bytes)
+        if not wants_float64 and needs[size][0] <= limit_bytes:
+            return _cut(step, size, False, needs[whole][0], limit_bytes)
+    for size in sizes:
+        if needs[size][0] <= limit_bytes:
+            return _cut(step, size, False, needs[whole][0], limit_bytes)
+    raise MemfitError(
+        f"The plain step cannot be run inside {format_bytes(limit_bytes)}: a single sample is predicted to need "
+        f"{format_bytes(needs[sizes[-1]][0])}, so there is nothing to compare with. Verify where there is more memory."
+    )
+
+
+def _needs(step: Step, size: int) -> tuple[int, int]:
+    """What the process takes for so many samples, plain and in float64."""
+    ledger = profile(replace(step, batch=first_samples(step.batch, size)), simulate=True)
+    return ledger.process_high_bytes, ledger.process_high_bytes + ledger.high_bytes
+
+
+def _cut(step: Step, size: int, float64: bool, needed: int, limit: int) -> Sample:
+    whole = step.batch_size
+    if size == whole:
+        return Sample(step, float64)
+    note = (
+        f"Compared on the first {size} of {whole} samples: the plain step is predicted to need {format_bytes(needed)} for all of them, "
+        f"and the limit is {format_bytes(limit)}. What only shows on the other {whole - size}, or on a batch of {whole}, was not compared."
+    )
+    return Sample(replace(step, batch=first_samples(step.batch, size)), float64, (note,))

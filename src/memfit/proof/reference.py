@@ -1,0 +1,140 @@
+"""The plain step, run in several ways from the same state: as it is, again, moved by a hair, and in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cached_property
+
+import torch
+
+from memfit.batches import map_tensors
+from memfit.capture.rollback import rolled_back
+from memfit.proof.draws import CannotReplay, DrawsRecorded, DrawsReplayed, InFloat64
+from memfit.proof.noise import noisy
+from memfit.proof.observing import Outcome, feed, observe
+from memfit.proof.places import Places
+from memfit.proof.sampling import varied
+from memfit.proof.shelf import Shelf, same_bits
+from memfit.step import Step
+
+
+class Reference:
+    """What a fitted step is compared with. Each run happens when it is first asked for, and is rolled back."""
+
+    def __init__(self, step: Step, steps: int, float64: bool = True, progress: Callable[[str], None] = lambda words: None) -> None:
+        self.step, self.places = step, Places.of(step)
+        self.batches = [varied(step.batch, number) for number in range(steps)]
+        self._float64, self._progress = float64, progress
+        self._rough: dict[float, Outcome] = {}
+
+    @cached_property
+    def start(self) -> Shelf:
+        """The parameters and states all runs start from."""
+        shelf = Shelf()
+        self.places.shelve_parameters(shelf)
+        self.places.shelve_states(self.step, shelf)
+        return shelf
+
+    @cached_property
+    def plain(self) -> Outcome:
+        """The step as it is."""
+        self._progress("running the plain step")
+        with rolled_back(self.step):
+            return observe(self.step, self.places, self.batches)
+
+    @cached_property
+    def again(self) -> Outcome:
+        """The first step once more."""
+        self._progress("running the plain step again")
+        with rolled_back(self.step):
+            return observe(self.step, self.places, self.batches[:1])
+
+    @cached_property
+    def repeats(self) -> bool:
+        """Whether two plain runs give the same bits."""
+        first, second = self.plain.shelf, self.again.shelf
+        return self.plain.losses[:1] == self.again.losses and all(
+            key in first and same_bits(first.get(key), second.get(key)) for key in second if key.kind != "end"
+        )
+
+    @property
+    def found_unsteady(self) -> bool:
+        """Whether it has been asked, and the answer was no."""
+        return "repeats" in vars(self) and not self.repeats
+
+    @cached_property
+    def moved(self) -> Outcome:
+        """The step with everything off by its last bit: what rounding may do to it."""
+        return self._moved_by(None)
+
+    def roughly_moved(self, eps: float) -> Outcome:
+        """The same for a coarser type: everything off by its eps."""
+        if eps not in self._rough:
+            self._rough[eps] = self._moved_by(eps)
+        return self._rough[eps]
+
+    def _moved_by(self, eps: float | None) -> Outcome:
+        self._progress("measuring the noise of rounding")
+        with rolled_back(self.step), noisy(self.places, eps):
+            return observe(self.step, self.places, self.batches, "gradients", "later", "buffers")
+
+    @cached_property
+    def exact(self) -> Outcome:
+        """The first step in float64, with the same random draws; or the reason why not."""
+        return self._in_float64(lambda: observe(self.step, self.places, [map_tensors(_double, self.batches[0])], "gradients", "buffers"))
+
+    @cached_property
+    def fed(self) -> Outcome:
+        """The optimizers in float64, on the plain step's gradients."""
+        return self._in_float64(lambda: feed(self.step, self.places, self.plain.shelf))
+
+    @cached_property
+    def _drawn(self) -> tuple[Shelf, str]:
+        """The random draws of the first step, and why they cannot be replayed if so."""
+        recorder = DrawsRecorded(Shelf())
+        with rolled_back(self.step), recorder:
+            observe(self.step, self.places, self.batches[:1], "none of it")
+        op = recorder.unreplayable
+        return recorder.shelf, f"{op} draws random numbers that cannot be replayed" if op else ""
+
+    def _in_float64(self, run: Callable[[], Outcome]) -> Outcome:
+        if not self._float64:
+            return Outcome(failure="it would not fit the limit")
+        if any(p.dtype is torch.float64 for p in self.places.parameters):
+            return Outcome(failure="the step computes in float64 itself")
+        self._progress("running the plain step in float64")
+        draws, failure = self._drawn
+        if failure:
+            return Outcome(failure=failure)
+        try:
+            with rolled_back(self.step), _doubled(self.step, self.places), InFloat64(), DrawsReplayed(draws):
+                return run()
+        except CannotReplay as error:
+            failure = str(error)
+        except Exception as error:  # an op without float64, or without the memory for it: the proof goes on with less
+            failure = f"it raised {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        return Outcome(failure=failure)
+
+
+def _double(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.double() if tensor.is_floating_point() else tensor
+
+
+@contextmanager
+def _doubled(step: Step, places: Places) -> Iterator[None]:
+    """Parameters, buffers and states are exchanged for float64 ones. Rolling back puts the old ones in their place again."""
+    default = torch.get_default_dtype()
+    for parameter in places.parameters:
+        parameter.data = _double(parameter.data)
+    for module, name in places.buffers.values():
+        if (buffer := module._buffers[name]) is not None:
+            module._buffers[name] = _double(buffer)
+    for optimizer in step.optimizers:
+        for state in optimizer.state.values():
+            state.update({key: _double(v) for key, v in state.items() if isinstance(v, torch.Tensor) and v.dim()})
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(default)

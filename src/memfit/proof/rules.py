@@ -1,0 +1,144 @@
+"""How each class of exactness is judged. Each rule takes the reference and a fitted run, and gives its checks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+
+from memfit.proof.checks import Check, Yardstick, bits, loss_checks, told
+from memfit.proof.observing import Outcome
+from memfit.proof.reference import Reference
+from memfit.proof.shelf import Key, Shelf, distance
+
+_STATE = ("parameters", "optimizer_state")
+_TRAJECTORY = 10  # times the noise that later steps may be off: what rounding did in the first has grown in an optimizer's hands
+
+
+@dataclass(frozen=True)
+class FittedRun:
+    """A fitted step's runs."""
+
+    outcome: Outcome
+    fed: Outcome  # its optimizers on the plain step's gradients
+    unseen: frozenset[Key]  # gradients that were gone before anyone could look
+    eps: float  # of the coarsest type its levers use
+
+
+Rule = Callable[[Reference, FittedRun], Iterator[Check]]
+
+
+def bitwise(reference: Reference, fitted: FittedRun) -> Iterator[Check]:
+    """Equal bits of everything. A step whose own bits do not repeat is held to 3 times the distance of two plain runs."""
+    found = list(_equal_bits(reference, fitted))
+    yield from found if all(check.holds for check in found) or reference.repeats else _within_repeats(reference, fitted)
+
+
+def reordered(reference: Reference, fitted: FittedRun) -> Iterator[Check]:
+    """Rounding differs and nothing else: gradients and buffers against float64, optimizers on equal gradients, later steps within noise."""
+    plain, run = reference.plain.shelf, fitted.outcome.shelf
+    yard = yardstick(reference)
+    yield from (yard.check(key, run) for key in plain.keys("gradients") if key not in fitted.unseen)
+    yield from (bits(key, plain, run) for key in run.keys("gradients") if key not in plain)
+    yield from (yard.check(key, run) for key in plain.keys("buffers"))
+    yield from (bits(key, plain, run) for key in plain.keys("rng"))
+    yield from _optimizers(reference, fitted)
+    yield from _a_step_later(reference, fitted)
+    yield from loss_checks(reference.plain.losses, fitted.outcome.losses, noise_of_losses(reference))
+
+
+def rounded(reference: Reference, fitted: FittedRun) -> Iterator[Check]:
+    """Fewer bits: as reordered without float64, with the coarse type's eps; optimizers' updates on equal gradients within 12 eps."""
+    plain, run, eps = reference.plain, fitted.outcome, fitted.eps
+    moved = reference.roughly_moved(eps)
+    yard = Yardstick(plain.shelf, plain.shelf, moved.shelf, eps)
+    first = zip(plain.losses[:1], moved.losses, strict=False)
+    bounds = [{name: 3 * max(abs(loss - other[name]), 4 * eps * abs(loss)) for name, loss in a.items()} for a, other in first]
+    yield from loss_checks(plain.losses, run.losses, bounds)
+    yield from (yard.check(key, run.shelf) for key in plain.shelf.keys("gradients") if key not in fitted.unseen)
+    yield from (yard.check(key, run.shelf) for key in plain.shelf.keys("buffers"))
+    yield from (bits(key, plain.shelf, run.shelf) for key in plain.shelf.keys("rng"))
+    for key in plain.shelf.keys("parameters"):
+        error = distance(plain.shelf.get(key), fitted.fed.shelf.get(key))
+        yield Check("parameters", told(key), error, 12 * eps * distance(plain.shelf.get(key), reference.start.get(key)))
+
+
+def redrawn(reference: Reference, fitted: FittedRun) -> Iterator[Check]:
+    """Other random numbers: only what does not depend on them can be compared, the optimizers and what counts steps."""
+    plain, run = reference.plain.shelf, fitted.outcome.shelf
+    yield from (bits(key, plain, run) for key in plain.keys("buffers") if not plain.get(key).is_floating_point())
+    yield from _optimizers(reference, fitted)
+
+
+RULES: dict[str, Rule] = {"bitwise": bitwise, "reordered": reordered, "redrawn": redrawn, "rounded": rounded, "altered": rounded}
+
+
+def yardstick(reference: Reference) -> Yardstick:
+    """Float64 where it can be had, or else a plain run moved by a hair."""
+    plain = reference.plain.shelf
+    if reference.exact.failure:
+        return Yardstick(plain, plain, reference.moved.shelf)
+    return Yardstick(plain, reference.exact.shelf, plain)
+
+
+def noise_of_losses(reference: Reference) -> list[dict[str, float]]:
+    """How far each loss may be off: 10 times the most that a last bit more or less has made of it so far, at least 40 eps."""
+    eps = max(torch.finfo(p.dtype).eps for p in reference.places.parameters if p.is_floating_point())
+    most: dict[str, float] = {}
+    bounds = []
+    for plain, moved in zip(reference.plain.losses, reference.moved.losses, strict=True):
+        for name, loss in plain.items():
+            most[name] = max(most.get(name, 0.0), abs(loss - moved[name]), 4 * eps * abs(loss))
+        bounds.append({name: _TRAJECTORY * noise for name, noise in most.items()})
+    return bounds
+
+
+def _equal_bits(reference: Reference, fitted: FittedRun) -> Iterator[Check]:
+    plain, run = reference.plain.shelf, fitted.outcome.shelf
+    for key in dict.fromkeys((*plain, *run)):
+        if key not in fitted.unseen:
+            yield bits(key, plain, run)
+    nothing = [dict.fromkeys(losses, 0.0) for losses in reference.plain.losses]
+    yield from loss_checks(reference.plain.losses, fitted.outcome.losses, nothing)
+
+
+def _within_repeats(reference: Reference, fitted: FittedRun) -> Iterator[Check]:
+    plain, again, run = reference.plain.shelf, reference.again.shelf, fitted.outcome.shelf
+    for key in again:
+        if key.kind in ("gradients", "parameters", "buffers", "optimizer_state") and key in plain and key in run:
+            noise = distance(plain.get(key), again.get(key))
+            yield Check(key.kind, told(key), distance(run.get(key), plain.get(key)), 3 * noise)
+    losses = zip(reference.plain.losses, reference.again.losses, strict=False)
+    bounds = [{name: 3 * abs(loss - second[name]) for name, loss in first.items()} for first, second in losses]
+    yield from loss_checks(reference.plain.losses, fitted.outcome.losses, bounds)
+
+
+def _a_step_later(reference: Reference, fitted: FittedRun) -> Iterator[Check]:
+    """Each phase's gradients of the second step together: something stale from the first shows here, long before it shows in a loss."""
+    plain, moved, run = reference.plain.shelf, reference.moved.shelf, fitted.outcome.shelf
+    for phase in reference.step.all_phases:
+        keys = [key for key, _ in reference.places.gradients(reference.step, phase, "later") if key in plain and key in run]
+        if keys:
+            noise = math.hypot(*(distance(plain.get(key), moved.get(key) if key in moved else None) for key in keys))
+            size = math.hypot(*(4 * torch.finfo(plain.get(key).dtype).eps * distance(plain.get(key)) for key in keys))
+            error = math.hypot(*(distance(plain.get(key), run.get(key)) for key in keys))
+            what = f"all gradients{f' of {phase.name}' if phase.name else ''}, a step later,"
+            yield Check("later", what, error, _TRAJECTORY * max(noise, size), len(keys))
+
+
+def _optimizers(reference: Reference, fitted: FittedRun) -> Iterator[Check]:
+    """On equal gradients: the same bits, or (a fused kernel) no farther from float64 than 3 times the plain optimizer is."""
+    plain, fed = reference.plain.shelf, fitted.fed.shelf
+    for key in (key for kind in _STATE for key in plain.keys(kind)):
+        check = bits(key, plain, fed)
+        in_doubt = not check.holds and key in fed and not reference.fed.failure and key in reference.fed.shelf
+        yield _as_near(key, reference, fed) if in_doubt else check
+
+
+def _as_near(key: Key, reference: Reference, fed: Shelf) -> Check:
+    truth, plain = reference.fed.shelf.get(key), reference.plain.shelf.get(key)
+    moved = distance(truth, reference.start.get(key) if key in reference.start else None)
+    eps = torch.finfo(plain.dtype).eps if plain.is_floating_point() else 0.0
+    return Check(key.kind, told(key), distance(fed.get(key), truth), 3 * max(distance(plain, truth), 4 * eps * moved))

@@ -1,0 +1,29 @@
+"""Batches for a proof: other ones for each step of a trajectory, and smaller ones where the whole does not fit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from memfit.batches import batch_size, map_tensors
+
+
+def varied(batch: Any, number: int) -> Any:
+    """The same samples in another order, a single one mirrored: what a step keeps from the one before does not belong to them.
+
+    >>> import torch
+    >>> varied({"x": torch.tensor([1, 2, 3]), "scale": torch.tensor(7)}, 1), varied(torch.tensor([[1.0, 2.0]]), 1)
+    ({'x': tensor([3, 1, 2]), 'scale': tensor(7)}, tensor([[2., 1.]]))
+    """
+    if batch_size(batch) > 1:
+        return map_tensors(lambda t: t.roll(number, 0) if number and t.dim() else t, batch)
+    return map_tensors(lambda t: t.flip(-1) if number % 2 and t.dim() > 1 and t.is_floating_point() else t, batch)
+
+
+def first_samples(batch: Any, count: int) -> Any:
+    """The first few samples of a batch.
+
+    >>> import torch
+    >>> first_samples((torch.tensor([1, 2, 3]), torch.tensor(7)), 2)
+    (tensor([1, 2]), tensor(7))
+    """
+    return map_tensors(lambda t: t[:count] if t.dim() else t, batch)

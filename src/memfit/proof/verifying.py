@@ -1,0 +1,135 @@
+"""`memfit.verify`: whether a fitted step is still the same training."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+
+from memfit.applying import refuse_another_step
+from memfit.errors import NotEquivalent
+from memfit.levers import LEVERS, Lever
+from memfit.proof.checks import worst_of
+from memfit.proof.culprit import culprit_of
+from memfit.proof.fitted import Judgement, judge, loosest
+from memfit.proof.fitting_sample import sample_inside
+from memfit.proof.reference import Reference
+from memfit.records import Plan, Verdict, Worst
+from memfit.step import Step
+
+_BY_DESIGN = {
+    "altered": "Not equivalent by design: {} changes the model or the training. The figures say by how much, and excuse nothing.",
+    "redrawn": "Equivalent in distribution only: {} draws other random numbers, so losses and gradients cannot be compared. "
+    "Optimizers and counters were.",
+}
+_COMPARED = ("gradients", "buffers", "rng", "optimizer_state", "parameters")
+
+
+def verify(
+    step: Step,
+    plan: Plan,
+    *,
+    steps: int = 3,
+    limit_bytes: int | None = None,
+    levers: Mapping[str, Lever] = LEVERS,
+    progress: Callable[[str], None] = lambda words: None,
+) -> Verdict:
+    """Run the plain and the fitted step from the same state, compare what they do, and put everything back.
+
+    `limit_bytes` is what the process may take: a plain step that needs more is compared on fewer samples.
+
+    >>> import torch
+    >>> from memfit.fingerprint import fingerprint
+    >>> net = torch.nn.Linear(4, 1)
+    >>> step = Step(net, lambda model, batch: model(batch).pow(2).mean(), torch.optim.SGD(net.parameters(), 0.1), torch.ones(3, 4))
+    >>> verdict = verify(step, Plan(True, 2**30, 0, 0, 1.0, "bitwise", (), step=fingerprint(step)))
+    >>> verdict.equivalent, verdict.compared["gradients"]
+    (True, 2)
+    """
+    started = time.perf_counter()
+    refuse_another_step(step, plan)
+    claimed = loosest(plan.levers)
+    sample = sample_inside(step, limit_bytes, wants_float64=claimed == "reordered")
+    reference = Reference(sample.step, steps, sample.float64, progress)
+    progress("running the fitted step")
+    judgement = judge(reference, plan.levers, levers)
+    culprit = ", ".join(lever.name for lever in plan.levers if claimed in _BY_DESIGN and lever.exactness == claimed)
+    if not judgement.same and not culprit:
+        progress("looking for the lever to blame")
+        culprit = culprit_of(reference, plan.levers, levers)
+    notes = (*sample.notes, *_notes(reference, judgement, culprit))
+    return _verdict(plan, reference, judgement, culprit, notes, time.perf_counter() - started)
+
+
+def require(verdict: Verdict) -> Verdict:
+    """The verdict itself if it is a yes; otherwise NotEquivalent is raised.
+
+    >>> yes = Verdict(True, "bitwise", {}, Worst("", 0.0, 0.0), {})
+    >>> require(yes) is yes
+    True
+    """
+    if not verdict.equivalent:
+        raise NotEquivalent(verdict.worst.what, verdict.worst.error, verdict.worst.bound, verdict.culprit)
+    return verdict
+
+
+def _verdict(plan: Plan, reference: Reference, judgement: Judgement, culprit: str, notes: tuple[str, ...], seconds: float) -> Verdict:
+    counts: Counter[str] = Counter()
+    for check in judgement.checks:
+        counts[check.kind] += check.count
+    worst = worst_of(judgement.checks)
+    plain, fitted = reference.plain.losses, judgement.run.outcome.losses
+    return Verdict(
+        judgement.same and judgement.exactness not in _BY_DESIGN,
+        judgement.exactness,
+        {"reference": _total(plain), "fitted": _total(fitted)},
+        Worst(worst.what, _finite(worst.error), _finite(worst.bound)),
+        {kind: counts[kind] for kind in _COMPARED},
+        tuple(lever.name for lever in plan.levers),
+        culprit,
+        {"reference": _as_record(plain), "fitted": _as_record(fitted)},
+        notes,
+        seconds,
+    )
+
+
+def _finite(value: float) -> float | None:
+    """JSON has no infinity and no NaN."""
+    return value if math.isfinite(value) else None
+
+
+def _total(losses: list[dict[str, float]]) -> float | None:
+    """Of the first step; there is none when it failed."""
+    return _finite(sum(losses[0].values())) if losses else None
+
+
+def _as_record(losses: list[dict[str, float]]) -> tuple[dict[str, float | None], ...]:
+    return tuple({name: _finite(loss) for name, loss in of_step.items()} for of_step in losses)
+
+
+def _notes(reference: Reference, judgement: Judgement, culprit: str) -> Iterator[str]:
+    """What a reader has to know to judge the verdict."""
+    if judgement.exactness in _BY_DESIGN:
+        yield _BY_DESIGN[judgement.exactness].format(culprit)
+    if judgement.exactness == "reordered" and reference.exact.failure:
+        yield (
+            f"There was no float64 run to compare with: {reference.exact.failure}. Gradients were held to 3 times what a last bit "
+            "more or less in parameters and modules' outputs does to the plain step, or 12 eps of their norm."
+        )
+    if judgement.exactness == "bitwise" and reference.found_unsteady:
+        yield "Two runs of the plain step differ already, so bits cannot be compared: the fitted one was held to 3 times that distance."
+    if judgement.exactness == "rounded":
+        yield (
+            f"Rounded, with eps {judgement.run.eps:.2g}: loss and gradients were held to 3 times what eps more or less in parameters "
+            "and modules' outputs does to the plain step, or 12 eps of their norm; updates on equal gradients to 12 eps. "
+            "States of optimizers were not compared."
+        )
+    if skipped := judgement.run.outcome.skipped:
+        yield f"A guard skipped {skipped} steps that were not finite, as it found its scale: the comparison started anew after each."
+    if unseen := sum(key.kind == "gradients" for key in judgement.run.unseen):
+        yield f"{unseen} gradients were gone before they could be seen, inside backward: their parameters and states were compared."
+    if any(phase.schedulers for phase in reference.step.all_phases):
+        yield "Schedulers stood still during the comparison."
+    if not judgement.same and not culprit:
+        yield "No single lever could be blamed: each is right on its own and the plan stays wrong without any one of them."

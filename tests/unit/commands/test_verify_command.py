@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import memfit
+from memfit.commands.main import run
+from memfit.levers import LEVERS
+from memfit.records import Plan, Verdict
+from small_levers import NOTHING, WRONG, plan_of
+
+TRAIN = """
+import torch
+import memfit
+print("words of the user's")
+
+def build(width=4):
+    torch.manual_seed(0)
+    model = torch.nn.Linear(width, 1)
+    return memfit.Step(model, lambda m, b: m(b).pow(2).mean(), torch.optim.SGD(model.parameters(), 0.1), torch.ones(3, width))
+
+def wider():
+    return build(8)
+
+def broken():
+    step = build()
+    return memfit.Step(step.model, lambda m, b: m(b[:, :2]).mean(), step.optimizer, step.batch)
+"""
+
+
+@pytest.fixture(autouse=True)
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    (tmp_path / "train.py").write_text(TRAIN)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    for lever in (NOTHING, WRONG["weakened"]):
+        monkeypatch.setitem(LEVERS, lever.name, lever)
+    import train  # type: ignore[import-not-found]
+
+    plan_of(train.build(), NOTHING).save("plan.json")
+    plan_of(train.build(), NOTHING, WRONG["weakened"]).save("wrong.json")
+    yield tmp_path
+    sys.modules.pop("train", None)
+
+
+def test_yes_is_shown_and_exits_0(capfd: pytest.CaptureFixture[str]) -> None:
+    assert run(["verify", "train.py:build", "--plan", "plan.json"]) == 0
+    out, err = capfd.readouterr()
+    assert "Equivalent\nThe fitted step is the same training, bit for bit." in out and err == ""
+
+
+def test_no_exits_1_and_names_the_lever(capfd: pytest.CaptureFixture[str]) -> None:
+    assert run(["verify", "train.py:build", "--plan", "wrong.json"]) == 1
+    out = capfd.readouterr().out
+    assert "Not equivalent" in out and "To blame  weakened" in out and "the gradient of weight: off by" in out
+
+
+@pytest.mark.parametrize(("plan", "code"), [("plan.json", 0), ("wrong.json", 1)])
+def test_json_is_all_that_is_on_standard_output(plan: str, code: int, capfd: pytest.CaptureFixture[str]) -> None:
+    assert run(["verify", "train.py:build", "--plan", plan, "--json"]) == code
+    out = capfd.readouterr().out
+    verdict = Verdict.from_dict(json.loads(out))
+    assert out.count("\n") == 1 and verdict.equivalent == (code == 0) and json.loads(out)["schema"] == "memfit.verdict/1"
+    assert json.loads(out)["worst"].keys() == {"what", "error", "bound"}
+
+
+def test_steps_and_limit_are_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    plain = memfit.verify
+
+    def verify(step: memfit.Step, plan: Plan, **options: object) -> Verdict:
+        asked.append((options["steps"], options["limit_bytes"]))
+        return plain(step, plan)
+
+    monkeypatch.setattr(memfit, "verify", verify)
+    assert run(["verify", "train.py:build", "--plan", "plan.json", "--steps", "2", "--limit", "4GiB"]) == 0
+    assert asked == [(2, 4 * 2**30)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["train.py:build", "--plan", "nowhere.json"], "nowhere.json cannot be read"),
+        (["train.py:build", "--plan", "train.py"], "train.py is not JSON"),
+        (["train.py:wider", "--plan", "plan.json"], "This plan was made for another step:\n  - model.weight: 1 tensors, 4 values"),
+        (["train.py:build", "--plan", "unknown.json"], "a lever 'unknown', which this memfit does not have"),
+        (["train.py:build"], "Missing option '--plan'"),
+        (["train.py:build", "--plan", "plan.json", "--limit", "much"], "'much' is not an amount of memory"),
+        (["train.py:broken", "--plan", "plan.json"], "This step cannot be trained:\n  - train.py:16 raised RuntimeError"),
+    ],
+)
+def test_a_mistake_is_one_message_and_exit_2(arguments: list[str], words: str, capfd: pytest.CaptureFixture[str]) -> None:
+    plan = Plan.load("plan.json")
+    replace(plan, levers=(replace(plan.levers[0], name="unknown"),)).save("unknown.json")
+    assert run(["verify", *arguments]) == 2
+    err = capfd.readouterr().err
+    assert words in err and "Traceback" not in err and "memfit failed" not in err

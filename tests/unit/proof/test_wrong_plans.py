@@ -1,0 +1,109 @@
+"""Every way a lever goes wrong is caught, and the right lever is blamed, among others that are right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from memfit import NotEquivalent, Step, verify
+from memfit.proof import require
+from memfit.records import Verdict
+from small_levers import CHECKPOINT, FUSED, NOTHING, SPLIT, WRONG, SmallLever, plan_of
+from small_steps import convolutional_2d, transformer
+
+
+def ragged() -> Step:
+    """Five samples: pieces of two leave one over."""
+    net = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 4))
+    return Step(net, lambda m, x: m(x).pow(2).mean(), torch.optim.Adam(net.parameters()), torch.randn(5, 16))
+
+
+def quiet_transformer() -> Step:
+    return transformer(dropout=0.0)
+
+
+CASES: list[tuple[str, Callable[[], Step], str]] = [
+    ("other masks", transformer, "the gradient of"),
+    ("counted twice", convolutional_2d, "buffer 1.num_batches_tracked"),
+    ("averaged twice", convolutional_2d, "buffer 1.running_mean"),
+    ("unweighted", ragged, "the gradient of"),
+    ("lost part", ragged, "the gradient of"),
+    ("lost part", quiet_transformer, "the gradient of"),
+    ("clipped parts", ragged, "the gradient of"),
+    ("clipped parts", quiet_transformer, "the gradient of"),
+    ("stale", ragged, "a step later"),
+    ("stale", quiet_transformer, "a step later"),
+    ("modified", ragged, "the gradient of"),
+    ("modified", quiet_transformer, "the gradient of"),
+    ("detached", ragged, "(missing)"),
+    ("detached", quiet_transformer, "(missing)"),
+    ("weakened", ragged, "the gradient of 0.weight"),
+    ("weakened", quiet_transformer, "the gradient of 0.weight"),
+    ("slower", ragged, "after the step"),
+    ("slower", quiet_transformer, "after the step"),
+]
+
+
+def judged(step: Step, *levers: SmallLever) -> Verdict:
+    return verify(step, plan_of(step, *levers), levers={lever.name: lever for lever in levers})
+
+
+@pytest.mark.parametrize(("name", "make", "what"), CASES, ids=[f"{case[0]}-{case[1].__name__}" for case in CASES])
+def test_it_is_caught_beside_levers_of_the_strictest_class(name: str, make: Callable[[], Step], what: str) -> None:
+    verdict = judged(make(), NOTHING, WRONG[name], CHECKPOINT)
+    assert not verdict.equivalent and verdict.culprit == name
+    assert what in verdict.worst.what
+    assert verdict.worst.error is not None and verdict.worst.bound is not None and verdict.worst.error > 100 * verdict.worst.bound
+
+
+@pytest.mark.parametrize(("name", "make", "what"), CASES, ids=[f"{case[0]}-{case[1].__name__}" for case in CASES])
+def test_it_is_caught_where_rounding_may_differ(name: str, make: Callable[[], Step], what: str) -> None:
+    verdict = judged(make(), WRONG[name], FUSED)
+    assert not verdict.equivalent and verdict.culprit == name and verdict.exactness == "reordered"
+    assert what in verdict.worst.what
+    assert verdict.worst.error is not None and verdict.worst.bound is not None and verdict.worst.error > 100 * verdict.worst.bound
+
+
+@pytest.mark.parametrize("name", ["modified", "detached", "weakened", "slower"])
+def test_it_is_caught_under_micro_batches(name: str) -> None:
+    assert judged(ragged(), CHECKPOINT, SPLIT, WRONG[name]).culprit == name
+
+
+def test_two_wrong_levers_are_both_named() -> None:
+    verdict = judged(ragged(), WRONG["weakened"], NOTHING, WRONG["slower"])
+    assert verdict.culprit == "weakened and slower"
+
+
+def test_a_lever_that_breaks_the_step_is_blamed() -> None:
+    verdict = judged(ragged(), NOTHING, WRONG["raising"], SPLIT)
+    assert not verdict.equivalent and verdict.culprit == "raising"
+    assert verdict.worst.what == "the fitted step raised RuntimeError: a saved tensor was lost" and verdict.worst.error is None
+    assert verdict.loss["fitted"] is None and verdict.loss["reference"] is not None
+
+
+def test_levers_that_are_wrong_only_together_are_not_blamed_singly() -> None:
+    """Each of the two would be undone by the other's absence: dropping either one cures the plan, and the first is named."""
+
+    def half(step: Step, undo) -> None:  # type: ignore[no-untyped-def]
+        group = step.optimizers[0].param_groups[0]
+        group["marks"] = group.get("marks", 0) + 1
+        undo.then(group.pop, "marks", None)
+        if group["marks"] == 2:
+            WRONG["slower"].act(step, undo)
+
+    one, two = SmallLever("one", "bitwise", half), SmallLever("two", "bitwise", half)
+    assert judged(ragged(), one, NOTHING, two).culprit == "one"
+
+
+def test_require_raises_with_tensor_error_bound_and_lever() -> None:
+    verdict = judged(ragged(), WRONG["weakened"], FUSED)
+    with pytest.raises(NotEquivalent) as no:
+        require(verdict)
+    assert no.value.exit_code == 1 and no.value.culprit == "weakened" and no.value.error == verdict.worst.error
+    assert str(no.value).startswith("The fitted step is not the same training: the gradient of 0.weight is off by 0.0")
+    assert str(no.value).endswith("is allowed.\nThe lever to blame is weakened: plan without it.")
+    with pytest.raises(NotEquivalent, match=r"the fitted step raised RuntimeError: a saved tensor was lost\.\nThe lever to blame"):
+        require(judged(ragged(), WRONG["raising"]))

@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from memfit.applying import apply_plan
+from memfit.errors import PlanError
+from memfit.levers import CannotApply, Undo
+from memfit.records import Plan, PlannedLever
+from memfit.running import Running
+from memfit.step import Step
+from small_levers import CHECKPOINT, NOTHING, SPLIT, SmallLever, plan_of
+from small_steps import dense
+
+LEVERS = {lever.name: lever for lever in (NOTHING, CHECKPOINT, SPLIT)}
+
+
+def test_levers_are_put_on_in_order_and_taken_off() -> None:
+    step = dense()
+    undo = apply_plan(step, plan_of(step, NOTHING, CHECKPOINT, SPLIT), LEVERS)
+    assert step.running.split is not None and len(step.running.around_loss) == 1
+    assert "forward" in vars(step.models[""][0])
+    undo()
+    assert step.running == Running() and "forward" not in vars(step.models[""][0])
+
+
+def test_a_lever_that_fails_takes_the_others_off_again() -> None:
+    def refuse(step: Step, undo: Undo) -> None:
+        raise CannotApply("not here")
+
+    broken = SmallLever("broken", "bitwise", refuse)
+    step = dense()
+    with pytest.raises(CannotApply, match="not here"):
+        apply_plan(step, plan_of(step, NOTHING, SPLIT, broken), LEVERS | {"broken": broken})
+    assert step.running == Running()
+
+
+def test_a_lever_gets_the_option_it_was_planned_with() -> None:
+    seen = []
+
+    class Asked(SmallLever):
+        def apply(self, step, option):  # type: ignore[no-untyped-def]
+            seen.append(option)
+            return Undo()
+
+    step = dense()
+    lever = PlannedLever("asked", "2 of 4", "bitwise", 10, 0.5, {"size": 2}, "because")
+    plan = replace(plan_of(step), levers=(lever,))
+    apply_plan(step, plan, {"asked": Asked("asked", "bitwise", lambda step, undo: None)})()
+    assert (seen[0].lever, seen[0].name, seen[0].exactness, seen[0].settings, seen[0].why) == (
+        "asked", "2 of 4", "bitwise", {"size": 2}, "because"
+    )  # fmt: skip
+
+
+def test_another_step_is_refused_with_the_differences() -> None:
+    step = dense()
+    with pytest.raises(PlanError) as refused:
+        apply_plan(replace(step, batch=torch.randn(4, 64)), plan_of(step, SPLIT), LEVERS)
+    assert str(refused.value) == (
+        "This plan was made for another step:\n"
+        "  - batch: float32 [32, 64] on cpu when planned, float32 [4, 64] on cpu now\n"
+        "Plan again, for this step as it is now."
+    )
+    assert step.running == Running()
+
+
+def test_an_unknown_lever_is_refused() -> None:
+    step = dense()
+    with pytest.raises(PlanError, match="a lever 'split', which this memfit does not have: upgrade memfit, or plan again"):
+        apply_plan(step, plan_of(step, SPLIT), {})
+
+
+def test_a_plan_survives_its_file(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    plan = plan_of(dense(), NOTHING, SPLIT)
+    plan.save(tmp_path / "plan.json")
+    assert Plan.load(tmp_path / "plan.json") == plan
+    assert plan.to_dict()["schema"] == "memfit.plan/1"
