@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = ["CannotSimulate", "MemfitError", "NotEquivalent", "PlanError", "RecordError", "StepError", "TargetError"]
+__all__ = ["CannotSimulate", "Infeasible", "MemfitError", "NotEquivalent", "PlanError", "RecordError", "StepError", "TargetError"]
 
 
 class MemfitError(Exception):
@@ -47,6 +47,16 @@ class RecordError(MemfitError):
 
 class PlanError(MemfitError):
     """A plan that does not belong to this step, or that this memfit cannot apply."""
+
+
+class Infeasible(MemfitError):
+    """The planner's honest no: the lowest that can be reached, what fills it, and what would help."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, lowest_bytes: int, reachable_bytes: dict[str, int]) -> None:
+        self.lowest_bytes, self.reachable_bytes = lowest_bytes, reachable_bytes
+        super().__init__(message)
 
 
 class NotEquivalent(MemfitError):

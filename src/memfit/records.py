@@ -233,6 +233,16 @@ class Option:
 
 
 @dataclass(frozen=True, slots=True)
+class Speeds:
+    """Of a machine or a device: operations and bytes a second."""
+
+    flops: float = 5e10
+    bytes: float = 5e9
+    disk: float = 1e9
+    measured: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Ledger(Record):
     """Where every byte of a training step goes."""
 

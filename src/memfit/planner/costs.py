@@ -7,23 +7,22 @@ from math import sqrt
 import numpy as np
 from numpy.typing import NDArray
 
-from memfit.records import Op, Trace
+from memfit.records import Op, Speeds, Trace
 
-FLOPS = 5e10  # a second, of a plain processor: only ratios between operators matter while nothing is measured
-BYTES = 5e9
+_OVERHEAD = 5e-6  # of any call
 _MULTIPLIES = ("mm.", "bmm.", "addmm.", "baddbmm.", "linear.")
 
 
-def seconds_of(trace: Trace) -> tuple[NDArray[np.float64], bool]:
-    """Seconds of every op, and whether they were measured."""
+def seconds_of(trace: Trace, speeds: Speeds) -> NDArray[np.float64]:
+    """Seconds of every op: as it was timed in a real run, or estimated from its work and its bytes."""
     if all(op.seconds is not None for op in trace.ops) and not trace.predicted:
-        return np.array([op.seconds for op in trace.ops], dtype=np.float64), True
-    return np.array([_estimate(trace, op) for op in trace.ops], dtype=np.float64), False
+        return np.array([op.seconds for op in trace.ops], dtype=np.float64)
+    return np.array([_estimate(trace, op, speeds) for op in trace.ops], dtype=np.float64)
 
 
-def _estimate(trace: Trace, op: Op) -> float:
+def _estimate(trace: Trace, op: Op, speeds: Speeds) -> float:
     touched = sum(trace.storages[s].bytes for s in {*op.inputs, *op.outputs})
-    return _flops(trace, op) / FLOPS + touched / BYTES + 5e-6
+    return _flops(trace, op) / speeds.flops + touched / speeds.bytes + _OVERHEAD
 
 
 def _flops(trace: Trace, op: Op) -> float:

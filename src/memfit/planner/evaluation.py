@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from memfit.levers.saved.line import Line
 from memfit.levers.saved.schedule import Schedule, schedule
 from memfit.levers.saved.table import BITS, DISK, HOST, STORED
-
-SPEEDS = {DISK: 1e9, HOST: 1e10, BITS: 2e9}  # bytes a second, each way
+from memfit.records import Speeds
 
 
 @dataclass(frozen=True)
@@ -27,8 +26,9 @@ class Outcome:
 class Evaluation:
     """One line, many tables."""
 
-    def __init__(self, line: Line, seconds: NDArray[np.float64]) -> None:
+    def __init__(self, line: Line, seconds: NDArray[np.float64], speeds: Speeds) -> None:
         self.line, self.seconds = line, seconds
+        self._speeds = {DISK: speeds.disk, HOST: 2 * speeds.bytes, BITS: speeds.bytes / 2}  # bytes a second, each way
         trace = line.trace
         count = len(trace.ops)
         self._born = np.array([max(s.born, 0) for s in trace.storages], dtype=np.int64)
@@ -94,4 +94,4 @@ class Evaluation:
     def cost(self, op: int, do: str) -> float:
         """Seconds to make a result again, or to put it away or bring it back."""
         size = sum(int(self._bytes[s]) for s in self.line.made.get(op, ()))
-        return size / SPEEDS[do] if do in STORED else float(self.seconds[op])
+        return size / self._speeds[do] if do in STORED else float(self.seconds[op])

@@ -5,7 +5,10 @@ A moment is an op of the line, or (number of ops + op) the remakings just before
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,13 +60,14 @@ class Programme:
         effects = np.array([self.effect(moment) for moment in moments]) * scale
         enough = LinearConstraint(np.hstack([effects, np.eye(short)]), lb=np.array(excess) * scale)
         rules = [LinearConstraint(hstack([matrix, csr_array((matrix.shape[0], short))]).tocsr(), lb, ub) for matrix, lb, ub in self._logic]
-        result = milp(
-            np.concatenate([self.costs, np.full(short, 10 * self.costs.sum())]),
-            constraints=[enough, *rules],
-            integrality=np.concatenate([np.ones(self.first_pair), np.zeros(3 * len(self.pairs) + short)]),
-            bounds=Bounds(0, np.concatenate([self._most(), np.full(short, np.inf)])),
-            options={"time_limit": limit, "mip_rel_gap": 0.01},
-        )
+        with _silence():
+            result = milp(
+                np.concatenate([self.costs, np.full(short, 10 * self.costs.sum())]),
+                constraints=[enough, *rules],
+                integrality=np.concatenate([np.ones(self.first_pair), np.zeros(3 * len(self.pairs) + short)]),
+                bounds=Bounds(0, np.concatenate([self._most(), np.full(short, np.inf)])),
+                options={"time_limit": limit, "mip_rel_gap": 0.01},
+            )
         if result.x is None:
             return None
         return {c.op: how for i, c in enumerate(self.found) for way, how in _LEAVE_MEMORY.items() if result.x[_WAYS * i + way] > 0.5}
@@ -134,3 +138,17 @@ class Programme:
                 both[3 * row + way, _WAYS * source + way] = -1
                 both[3 * row + way, made_again] = -1
         return [(one.tocsr(), -np.inf, 1), (there.tocsr(), 0, np.inf), (both.tocsr(), -1, np.inf)]
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    """HiGHS prints a line now and then that no option turns off, past Python's own stdout."""
+    sys.stdout.flush()
+    kept, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+        os.close(nowhere)

@@ -14,6 +14,7 @@ from memfit.levers.saved.table import DISK, RECOMPUTE, TIMES
 from memfit.planner.candidates import candidates_of
 from memfit.planner.evaluation import Evaluation, Outcome
 from memfit.planner.programme import Programme
+from memfit.records import Speeds
 
 _ROUNDS = 10
 _TIGHTER = (1.0, 0.96, 0.92, 0.86, 0.8)  # the programme knows no remakings on the way, so it is asked for more than is needed
@@ -32,8 +33,8 @@ class Table:
 class Search:
     """For one line; asked for several limits, it remembers what it tried."""
 
-    def __init__(self, line: Line, seconds: NDArray[np.float64], disk: bool = True) -> None:
-        self.evaluation = Evaluation(line, seconds)
+    def __init__(self, line: Line, seconds: NDArray[np.float64], speeds: Speeds, disk: bool = True) -> None:
+        self.evaluation = Evaluation(line, seconds, speeds)
         self.plain = self.evaluation.of({})
         self.candidates = candidates_of(line, self.plain.peak)
         self.programme = Programme(self.candidates, len(seconds), self.evaluation.cost, disk)
@@ -52,6 +53,10 @@ class Search:
         if best is not None and best.ops:
             best = self._polish(best, limit, deadline)
         return best
+
+    def lowest(self) -> Table:
+        """The table with the lowest peak of all that were tried."""
+        return min(self.known, key=lambda table: (table.peak, table.seconds))
 
     def _try(self, ops: dict[int, str]) -> tuple[Table, Outcome]:
         outcome = self.evaluation.of(ops)

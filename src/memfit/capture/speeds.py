@@ -1,0 +1,38 @@
+"""How fast this machine multiplies, moves memory and writes to disk: a moment's measurement, for estimates of what nobody has timed."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable
+
+import torch
+
+from memfit.ops.spill import Spill
+from memfit.records import Speeds
+
+_TRIES = 3
+_VALUES = 1 << 22
+
+
+@functools.cache
+def speeds_here() -> Speeds:
+    """Measured once in a process, in well under a second; for another device they are the same ratios, and said to be estimates."""
+    with torch.no_grad():
+        x, weight = torch.rand(1, 16, 32, 32, 32), torch.rand(16, 16, 3, 3, 3)
+        convolved = _seconds(lambda: torch.nn.functional.conv3d(x, weight, padding=1))
+        values = torch.rand(_VALUES)
+        touched = _seconds(lambda: torch.nn.functional.silu(values))
+        spill = Spill()
+        written = _seconds(lambda: spill.write(values).get())
+        spill.close()
+    return Speeds(2 * 16 * 27 * x.numel() / convolved, 8 * _VALUES / touched, 8 * _VALUES / written, measured=True)
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    best = float("inf")
+    for _ in range(_TRIES):
+        started = time.perf_counter()
+        call()
+        best = min(best, time.perf_counter() - started)
+    return best

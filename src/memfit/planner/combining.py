@@ -1,0 +1,70 @@
+"""Which levers go together: every allowed combination of those that change the step as a whole, each rewritten into a ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from memfit.records import EXACTNESS, Ledger, Option
+
+ORDER = ("architecture", "attention", "outer_product", "precision", "loader", "allocator", "optimizer", "chunk", "microbatch")
+_MOST = 60  # combinations: beyond, later ones are as good as never the fastest
+
+
+class Rewriter(Protocol):
+    """The pure side of a lever."""
+
+    @property
+    def excludes(self) -> frozenset[str]:
+        """Words of levers it cannot join."""
+
+    def options(self, ledger: Ledger) -> Sequence[Option]:
+        """What it could do."""
+
+    def rewrite(self, ledger: Ledger, option: Option) -> Ledger:
+        """What that would give."""
+
+
+@dataclass(frozen=True)
+class Combination:
+    """Options in the order they are applied, and the ledger after them."""
+
+    options: tuple[Option, ...]
+    ledger: Ledger
+    repeats: int = 1  # how often the ledger's line runs in a step: micro-batches
+
+
+def combinations(ledger: Ledger, levers: Mapping[str, Rewriter], allowed: str) -> Iterator[Combination]:
+    """The plain step first; then with one lever, two, …, each of ORDER at most once."""
+    found = [Combination((), ledger)]
+    for word in ORDER:
+        if word in levers:
+            found += [joined for combination in found[:_MOST] for joined in _joined(combination, word, levers[word], allowed)]
+    yield from found[: 4 * _MOST]
+
+
+def _joined(combination: Combination, word: str, lever: Rewriter, allowed: str) -> Iterator[Combination]:
+    present = {option.lever for option in combination.options}
+    forbidden = {w for option in combination.options for w in option.settings.get("excludes", ())}
+    if word in forbidden:
+        return
+    for option in lever.options(combination.ledger):
+        if not is_allowed(option, allowed) or present & {*lever.excludes, *option.settings.get("excludes", ())}:
+            continue
+        after = lever.rewrite(combination.ledger, option)
+        if word == "microbatch" or helps(combination.ledger, after):
+            repeats = -(-combination.ledger.batch_size // option.settings["size"]) if word == "microbatch" else combination.repeats
+            yield Combination((*combination.options, option), after, repeats)
+
+
+def is_allowed(option: Option, allowed: str) -> bool:
+    """Whether an option is as exact as was asked for; other random numbers are never a step on the way to something looser."""
+    if option.exactness == "redrawn" and allowed != "redrawn":
+        return False
+    return EXACTNESS.index(option.exactness) <= EXACTNESS.index(allowed)
+
+
+def helps(before: Ledger, after: Ledger) -> bool:
+    """Whether the process needs less, if only at its worst."""
+    return after.process_high_bytes < before.process_high_bytes or after.peak_bytes < before.peak_bytes

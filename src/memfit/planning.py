@@ -1,0 +1,131 @@
+"""`memfit.plan`: the fastest set of techniques that makes a step fit a budget."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from memfit.applying import apply_levers
+from memfit.capture.speeds import speeds_here
+from memfit.errors import MemfitError
+from memfit.fingerprint import fingerprint
+from memfit.levers import LEVERS, CannotApply, Lever
+from memfit.levers.saved import table_option
+from memfit.planner.explaining import alternatives, infeasible, loosest, planned_levers
+from memfit.planner.proposing import Proposal, Proposals, Proposer
+from memfit.profiling import profile
+from memfit.records import EXACTNESS, Ledger, Option, Plan, PlannedLever
+from memfit.step import Step
+from memfit.units import parse_bytes
+
+_A_LITTLE = 1 << 20
+_SEARCH_SECONDS = (4.0, 2.0, 2.0, 2.0)  # rounds of proposing, capturing and proposing again with what the capture taught
+
+
+def plan(
+    step: Step,
+    budget: str | int,
+    *,
+    allow: str = "reordered",
+    device: str | None = None,
+    levers: Mapping[str, Lever] = LEVERS,
+    progress: Callable[[str], None] = lambda words: None,
+) -> Plan:
+    """The fastest plan whose process stays inside the budget, captured once more before it is shown; Infeasible where there is none.
+
+    >>> import torch
+    >>> net = torch.nn.Linear(8, 8)
+    >>> step = Step(net, lambda model, batch: model(batch).pow(2).mean(), torch.optim.SGD(net.parameters(), 0.1), torch.ones(2, 8))
+    >>> plan(step, "8GiB").levers  # a budget above the need changes nothing
+    ()
+    """
+    started = time.monotonic()
+    budget_bytes = parse_bytes(budget)
+    if allow not in EXACTNESS:
+        raise MemfitError(f"There is no exactness {allow!r}: allow one of {', '.join(EXACTNESS)}.")
+    plain = profile(step, simulate=True, device=device, progress=progress)
+    if plain.process_high_bytes <= budget_bytes:
+        return _empty(step, budget_bytes, plain, started)
+    progress("weighing techniques")
+    return _Planning(step, budget_bytes, plain, allow, device, levers, progress, started).plan()
+
+
+@dataclass
+class _Planning:
+    step: Step
+    budget: int
+    plain: Ledger
+    allow: str
+    device: str | None
+    levers: Mapping[str, Lever]
+    progress: Callable[[str], None]
+    started: float
+
+    def plan(self) -> Plan:
+        """Propose, apply to simulated tensors, capture: what does not fit then is never shown."""
+        proposer = Proposer(self.plain, self.levers, self.allow, speeds_here())
+        refused, seen = set[str](), []
+        for seconds in _SEARCH_SECONDS:
+            proposals = proposer.propose(self.budget, seconds)
+            open_ = [p for p in proposals.fitting if _key(p) not in refused]
+            if not open_:
+                break
+            winner, options = open_[0], _options(open_[0])
+            self.progress("capturing the plan with simulated tensors")
+            fitted = self._captured(options)
+            if fitted is None:
+                refused.add(_key(winner))
+            elif fitted.process_high_bytes <= self.budget:
+                return self._plan(fitted, options, winner, proposals)
+            else:
+                seen.append(fitted.process_high_bytes)
+                proposer.most = fitted.peak_bytes - (fitted.process_high_bytes - self.budget) - _A_LITTLE
+        lowest = min(seen, default=self.plain.process_high_bytes)
+        raise infeasible(self.budget, lowest, self.plain, self.allow, {self.allow: lowest})
+
+    def _captured(self, options: tuple[Option, ...]) -> Ledger | None:
+        """The fitted step's own ledger; None where a lever refuses this step."""
+        rows = [PlannedLever(o.lever, o.name, o.exactness, settings=o.settings, why=o.why) for o in options]
+        try:
+            with apply_levers(self.step, rows, self.levers):
+                return profile(self.step, simulate=True, device=self.device)
+        except CannotApply:
+            return None
+
+    def _reachable(self, proposals: Proposals) -> dict[str, int]:
+        return {} if proposals.lowest is None else {self.allow: proposals.lowest.process_high_bytes}
+
+    def _plan(self, fitted: Ledger, options: tuple[Option, ...], winner: Proposal, proposals: Proposals) -> Plan:
+        return Plan(
+            feasible=True,
+            budget_bytes=self.budget,
+            predicted_peak_bytes=fitted.peak_bytes,
+            predicted_process_bytes=fitted.process_bytes,
+            predicted_slowdown=winner.seconds / proposals.plain_seconds,
+            exactness=loosest([o.exactness for o in options]),
+            levers=planned_levers(self.plain, options, self.levers, {"saved": winner.table.seconds * winner.combination.repeats}),
+            alternatives=alternatives(winner, proposals),
+            reachable_bytes=self._reachable(proposals),
+            planning_seconds=time.monotonic() - self.started,
+            step=fingerprint(self.step),
+        )
+
+
+def _empty(step: Step, budget: int, plain: Ledger, started: float) -> Plan:
+    seconds = time.monotonic() - started
+    return Plan(True, budget, plain.peak_bytes, plain.process_bytes, 1.0, "bitwise", (), planning_seconds=seconds, step=fingerprint(step))
+
+
+def _key(proposal: Proposal) -> str:
+    return repr(proposal.combination.options)
+
+
+def _options(proposal: Proposal) -> tuple[Option, ...]:
+    trace = proposal.combination.ledger.trace
+    assert trace is not None
+    ops = proposal.table.ops
+    if not ops:
+        return proposal.combination.options
+    why = "made again, packed or put away until backward needs them"
+    return (*proposal.combination.options, table_option(trace, ops, f"{len(ops)} results not kept", why))
