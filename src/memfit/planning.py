@@ -68,10 +68,10 @@ class _Planning:
         refused, seen = set[str](), []
         for seconds in _SEARCH_SECONDS:
             proposals = proposer.propose(self.budget, seconds)
-            open_ = [p for p in proposals.fitting if _key(p) not in refused]
-            if not open_:
+            found = [p for p in (*proposals.fitting, proposals.lowest) if p is not None and _key(p) not in refused]
+            if not found:
                 break
-            winner, options = open_[0], _options(open_[0])
+            winner, options = found[0], _options(found[0])
             self.progress("capturing the plan with simulated tensors")
             fitted = self._captured(options)
             if fitted is None:
@@ -80,6 +80,8 @@ class _Planning:
                 return self._plan(fitted, options, winner, proposals)
             else:
                 seen.append(fitted.process_high_bytes)
+                if winner is proposals.lowest:
+                    break
                 proposer.most = fitted.peak_bytes - (fitted.process_high_bytes - self.budget) - _A_LITTLE
         lowest = min(seen, default=self.plain.process_high_bytes)
         raise infeasible(self.budget, lowest, self.plain, self.allow, {self.allow: lowest})
