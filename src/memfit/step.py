@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from memfit.batches import batch_size, map_tensors
 from memfit.errors import StepError
+from memfit.in_backward import stepped_in_backward
 from memfit.running import Running, interrupts_held_back
 from memfit.step_faults import faults_of, loss_faults
 
@@ -137,15 +138,21 @@ class Step:
     def _differentiate(self, phase: Phase, batch: Batch, carries: dict[int, Any], watcher: Watcher | None) -> torch.Tensor:
         """The phase's loss, and its gradients added to the parameters'. Each part of the batch has a carry of its own."""
         total: torch.Tensor | None = None
+
+        def enter(stage: str) -> None:
+            if watcher:
+                watcher.enter(stage, phase.name)
+
+        stepping = self.running.stepping_in_backward(phase.optimizers)
         for number, part in enumerate(self.running.parts(phase.name, batch)):
             carry = carries.setdefault(number, {})
             with part.around():
                 loss = self._part_loss(phase, part.batch, carry, watcher)
                 if part.share != 1.0:
                     loss = loss * part.share
-                if watcher:
-                    watcher.enter("backward", phase.name)
-                (self.running.guard.scaled(loss) if self.running.guard else loss).backward()
+                enter("backward")
+                with stepped_in_backward(stepping, enter):
+                    (self.running.guard.scaled(loss) if self.running.guard else loss).backward()
             total = loss.detach() if total is None else total + loss.detach()
             del loss
             carries[number] = map_tensors(torch.Tensor.detach, carry)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from memfit.levers.lever import CannotApply, Lever
+from memfit.levers.optimizer import OptimizerLever
 from memfit.levers.undo import Undo
 
 __all__ = ["LEVERS", "CannotApply", "Lever", "Undo"]
 
-LEVERS: dict[str, Lever] = {}
+LEVERS: dict[str, Lever] = {
+    "optimizer": OptimizerLever(),
+}
