@@ -68,7 +68,7 @@ def _options(trace: Trace) -> Iterator[Option]:
     if lists and lists <= LOOPS.keys():
         exactness = "reordered" if lists & set(_LOOP_IN_ANOTHER_ORDER) else "bitwise"
         yield Option("optimizer", "parameter by parameter", exactness, {"how": "loop"}, "lists of parameters make lists of temporaries")
-    if any(u.taken for u in updates) and kinds <= set(_CAN_FUSE):
+    if any(trace.storages[s].shape for u in updates for s in u.temporaries) and kinds <= set(_CAN_FUSE):
         yield Option("optimizer", "fused", "reordered", {"how": "fused"}, "one kernel needs no temporaries")
     if updates and kinds <= set(_ALONE) and not any("norm" in op.name for op in trace.ops if op.phase == "optimizer"):
         settings = {"how": "in backward", "excludes": list(_NOT_IN_BACKWARD)}
