@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from memfit.levers.lever import CannotApply, Lever
+from memfit.levers.loader import LoaderLever
 from memfit.levers.optimizer import OptimizerLever
 from memfit.levers.undo import Undo
 
 __all__ = ["LEVERS", "CannotApply", "Lever", "Undo"]
 
 LEVERS: dict[str, Lever] = {
+    "loader": LoaderLever(),
     "optimizer": OptimizerLever(),
 }
