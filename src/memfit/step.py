@@ -133,6 +133,8 @@ class Step:
         if schedule:
             for scheduler in (s for phase in self.all_phases for s in phase.schedulers):
                 scheduler.step()
+        for call in self.running.after_step:
+            call()
         return losses
 
     def _differentiate(self, phase: Phase, batch: Batch, carries: dict[int, Any], watcher: Watcher | None) -> torch.Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,8 @@ from torch.utils.data import DataLoader
 
 from memfit.batches import tensors_in
 from memfit.ops.random_samples import draws_random_numbers
+
+_LONGEST_WAIT = 40  # looks, a twentieth of a second apart
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,7 @@ def loader_workers(loader: Any) -> Workers:
     known = {child.pid for child in psutil.Process().children()}
     with _started(loader) as (batch, iterator):
         children = [c for c in psutil.Process().children(recursive=True) if c.pid not in known]
-        alone = sum(_own_bytes(child) for child in children)
+        alone = _settled_bytes(children)
         del iterator
     prefetch = loader.prefetch_factor or 2
     waiting = loader.num_workers * prefetch * sum(t.numel() * t.element_size() for _, t in tensors_in(batch))
@@ -76,6 +79,17 @@ def _started(loader: DataLoader[Any]) -> Iterator[tuple[Any, Any]]:
             loader._iterator = kept
             for generator, state in states:
                 generator.set_state(state)
+
+
+def _settled_bytes(children: list[psutil.Process]) -> int:
+    """What they hold when their queues are full; while they still fetch, the batch in their hands comes and goes."""
+    seen = [0]
+    for _ in range(_LONGEST_WAIT):
+        seen.append(sum(_own_bytes(child) for child in children))
+        if abs(seen[-1] - seen[-2]) < 0.01 * seen[-1]:
+            break
+        time.sleep(0.05)
+    return seen[-1]
 
 
 def _own_bytes(process: psutil.Process) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from memfit.levers.allocator import AllocatorLever
 from memfit.levers.lever import CannotApply, Lever
 from memfit.levers.loader import LoaderLever
 from memfit.levers.optimizer import OptimizerLever
@@ -10,6 +11,7 @@ from memfit.levers.undo import Undo
 __all__ = ["LEVERS", "CannotApply", "Lever", "Undo"]
 
 LEVERS: dict[str, Lever] = {
+    "allocator": AllocatorLever(),
     "loader": LoaderLever(),
     "optimizer": OptimizerLever(),
 }

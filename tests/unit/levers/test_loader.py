@@ -107,11 +107,11 @@ def test_undo_restores_the_loader() -> None:
 
 def test_workers_and_waiting_batches_are_predicted() -> None:
     """What the process tree takes after the change is what the rewrite said: within a worker's own 10 %."""
-    before = simulated(with_loader(Heavy(), batch_size=8, num_workers=2, prefetch_factor=4))
-    assert before.process.waiting_bytes == 2 * 4 * 8 * MIB
+    before = simulated(with_loader(Heavy(), batch_size=2, num_workers=2, prefetch_factor=8))
+    assert before.process.waiting_bytes == 2 * 8 * 2 * MIB
     for option in LEVER.options(before):
         predicted = LEVER.rewrite(before, option).process
-        step = with_loader(Heavy(), batch_size=8, num_workers=2, prefetch_factor=4)
+        step = with_loader(Heavy(), batch_size=2, num_workers=2, prefetch_factor=8)
         with LEVER.apply(step, option):
             after = simulated(step).process
         assert predicted.workers_bytes == pytest.approx(after.workers_bytes, rel=0.1, abs=8 * MIB), option.name
