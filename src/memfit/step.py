@@ -76,6 +76,7 @@ class Step:
 
     Give `phases` instead of `loss` and `optimizer` when several losses are trained in turn; they share the dict `carry`, whose
     tensors are detached between phases. `weight(batch)` is what a micro-batch counts for (default: its number of samples).
+    `variants` are other steps you would accept, a name and a factory each: {"half the channels": build_small}.
     """
 
     model: nn.Module | Mapping[str, nn.Module] | Sequence[nn.Module]
@@ -87,6 +88,7 @@ class Step:
     loader: Iterable[Batch] | None = None
     clip_grad_norm: float | None = None
     scheduler: Scheduler | Sequence[Scheduler] | None = None
+    variants: Mapping[str, Callable[[], Step]] = field(default_factory=dict)
     running: Running = field(default_factory=Running, repr=False, compare=False)  # what levers put on; the user gives nothing here
 
     def __post_init__(self) -> None:

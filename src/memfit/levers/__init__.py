@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from memfit.levers.allocator import AllocatorLever
+from memfit.levers.architecture import ArchitectureLever
+from memfit.levers.compile import CompileLever
 from memfit.levers.lever import CannotApply, Lever
 from memfit.levers.loader import LoaderLever
 from memfit.levers.optimizer import OptimizerLever
@@ -12,6 +14,8 @@ __all__ = ["LEVERS", "CannotApply", "Lever", "Undo"]
 
 LEVERS: dict[str, Lever] = {
     "allocator": AllocatorLever(),
+    "architecture": ArchitectureLever(),
+    "compile": CompileLever(),
     "loader": LoaderLever(),
     "optimizer": OptimizerLever(),
 }

@@ -30,7 +30,7 @@ class Heavy(Dataset[torch.Tensor]):
 
     def __getitem__(self, index: int) -> torch.Tensor:
         if self.cache is None:
-            self.cache = torch.ones(10 * MIB)
+            self.cache = torch.ones(30 * MIB)
         return torch.full((MIB // 4,), float(index))
 
 
@@ -106,7 +106,7 @@ def test_undo_restores_the_loader() -> None:
 
 
 def test_workers_and_waiting_batches_are_predicted() -> None:
-    """What the process tree takes after the change is what the rewrite said: within a worker's own 10 %."""
+    """What the workers take after the change is what the rewrite said, but for pages that a worker touches as it fetches more."""
     before = simulated(with_loader(Heavy(), batch_size=2, num_workers=2, prefetch_factor=8))
     assert before.process.waiting_bytes == 2 * 8 * 2 * MIB
     for option in LEVER.options(before):
@@ -114,7 +114,7 @@ def test_workers_and_waiting_batches_are_predicted() -> None:
         step = with_loader(Heavy(), batch_size=2, num_workers=2, prefetch_factor=8)
         with LEVER.apply(step, option):
             after = simulated(step).process
-        assert predicted.workers_bytes == pytest.approx(after.workers_bytes, rel=0.1, abs=8 * MIB), option.name
+        assert predicted.workers_bytes == pytest.approx(after.workers_bytes, rel=0.2, abs=8 * MIB), option.name
         assert (predicted.workers, predicted.waiting_bytes) == (after.workers, after.waiting_bytes)
         assert predicted.workers_bytes < before.process.workers_bytes
 
