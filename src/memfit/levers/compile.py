@@ -9,12 +9,13 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
+from torch._dynamo import lookup_backend
 from torch._functorch import config as functorch_config
 
 from memfit.errors import MemfitError
@@ -68,13 +69,12 @@ class CompiledForward:
     def __init__(self, forward: Callable[..., Any], budget: float) -> None:
         functools.update_wrapper(self, forward)
         self.compile_seconds: float | None = None
-        self._budget, self._compiled = budget, torch.compile(forward)
+        self._compiled = torch.compile(forward, backend=_inductor(budget))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The module's answer."""
         started = time.perf_counter()
-        with _budget(self._budget):
-            out = self._compiled(*args, **kwargs)
+        out = self._compiled(*args, **kwargs)
         if self.compile_seconds is None:
             self.compile_seconds = time.perf_counter() - started
         return out
@@ -112,11 +112,15 @@ def _repeated_blocks(paths: Sequence[str]) -> list[str]:
     return sorted({path for row in deepest for path in row}, key=lambda path: [int(n) if n.isdigit() else n for n in path.split(".")])
 
 
-def _budget(budget: float) -> AbstractContextManager[Any]:
-    if budget == 1.0:
-        return nullcontext()
-    context: AbstractContextManager[Any] = functorch_config.patch(activation_memory_budget=budget)
-    return context
+@functools.cache
+def _inductor(budget: float) -> Callable[..., Any]:
+    """Inductor under a budget: blocks of one kind share what is compiled, but never with another budget."""
+
+    def compiled(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
+        with functorch_config.patch(activation_memory_budget=budget) if budget != 1.0 else nullcontext():
+            return lookup_backend("inductor")(graph, inputs)
+
+    return compiled
 
 
 def _compile(module: nn.Module, budget: float, undo: Undo) -> None:

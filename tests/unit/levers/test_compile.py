@@ -5,6 +5,7 @@ import inspect
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.utils import counters
 from torch._functorch import config as functorch_config
 
 from lever_law import furniture, made, options_of, simulated, state_after
@@ -39,6 +40,19 @@ def test_the_same_training_within_reordering_and_undo() -> None:
     assert str(inspect.signature(step.model.forward)) == str(inspect.signature(nn.Sequential().forward))  # type: ignore[union-attr]
     undo()
     assert furniture(step) == before
+
+
+@pytest.mark.skipif(not compiler_found("cpu"), reason="no compiler here")
+def test_steps_share_what_is_compiled_but_budgets_do_not() -> None:
+    def graphs(budget: float) -> int:
+        step = made(blocks)
+        with LEVER.apply(step, Option("compile", "", "reordered", {"modules": ["0", "1"], "budget": budget})):
+            before = counters["stats"]["unique_graphs"]
+            step.run(step.batch)
+            return int(counters["stats"]["unique_graphs"] - before)
+
+    torch._dynamo.reset()
+    assert [graphs(1.0), graphs(1.0), graphs(0.5)] == [2, 0, 2]  # the first block's input needs no gradient, the second's does
 
 
 def test_options_are_whole_models_and_repeated_blocks() -> None:
