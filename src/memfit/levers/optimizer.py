@@ -10,13 +10,15 @@ import torch
 from torch.optim import Optimizer
 from torch.optim.optimizer import _device_dtype_check_for_fused
 
+from memfit.levers.eight_bit import KINDS as EIGHT_BIT_KINDS
+from memfit.levers.eight_bit import in_eight_bits, is_installed, keep_eight_bits
 from memfit.levers.lever import CannotApply, rewritten, trace_of
 from memfit.levers.optimizer_line import LOOPS, fused, has_lists_of_temporaries, in_backward, looped, updates_in
 from memfit.levers.undo import Undo
 from memfit.records import Ledger, Option, Trace
 from memfit.step import Step
 
-_REWRITES = {"loop": looped, "fused": fused, "in backward": in_backward}
+_REWRITES = {"loop": looped, "fused": fused, "in backward": in_backward, "eight bits": in_eight_bits}
 _CAN_FUSE = ("Adam", "AdamW", "SGD", "Adagrad")
 _LOOP_IN_ANOTHER_ORDER = ("NAdam", "RAdam")  # than through lists: measured
 _ALONE = (*LOOPS, "ASGD")  # each parameter's update looks at no other
@@ -49,6 +51,8 @@ class OptimizerLever:
             step.running.steps_in_backward += added
             undo.then(_take_out, step.running.steps_in_backward, added)
             return undo
+        if how == "eight bits":
+            return _in_eight_bits(step, undo)
         groups = [group for o in step.optimizers for group in o.param_groups if "foreach" in group]
         if how == "fused":
             groups = list(_groups_to_fuse(step))
@@ -61,6 +65,16 @@ class OptimizerLever:
         return undo
 
 
+def _in_eight_bits(step: Step, undo: Undo) -> Undo:
+    try:
+        for optimizer in step.optimizers:
+            keep_eight_bits(optimizer, undo)
+    except CannotApply:
+        undo()
+        raise
+    return undo
+
+
 def _options(trace: Trace) -> Iterator[Option]:
     updates = updates_in(trace)
     kinds = {u.optimizer or "SGD" for u in updates}  # the one that has no states
@@ -70,6 +84,8 @@ def _options(trace: Trace) -> Iterator[Option]:
         yield Option("optimizer", "parameter by parameter", exactness, {"how": "loop"}, "lists of parameters make lists of temporaries")
     if any(trace.storages[s].shape for u in updates for s in u.temporaries) and kinds <= set(_CAN_FUSE):
         yield Option("optimizer", "fused", "reordered", {"how": "fused"}, "one kernel needs no temporaries")
+    if is_installed() and updates and kinds <= set(EIGHT_BIT_KINDS):
+        yield Option("optimizer", "states in eight bits", "rounded", {"how": "eight bits"}, "a byte a number instead of four")
     if updates and kinds <= set(_ALONE) and not any("norm" in op.name for op in trace.ops if op.phase == "optimizer"):
         settings = {"how": "in backward", "excludes": list(_NOT_IN_BACKWARD)}
         yield Option("optimizer", "step inside backward", "bitwise", settings, "each gradient goes as soon as its parameter is updated")

@@ -80,7 +80,7 @@ def looped(trace: Trace) -> Trace:
     """Parameter by parameter instead of list by list: temporaries of one parameter at a time."""
     for update in updates_in(trace):
         if has_lists_of_temporaries(trace, update):
-            trace = _without_temporaries(trace, update, _taken_in_a_loop(trace, update))
+            trace = without_temporaries(trace, update, _taken_in_a_loop(trace, update))
     return trace
 
 
@@ -99,11 +99,11 @@ def _changes_gradients(op: Op, update: Update) -> bool:
 def fused(trace: Trace) -> Trace:
     """One kernel does it all: no temporaries."""
     for update in updates_in(trace):
-        trace = _without_temporaries(trace, update, 0)
+        trace = without_temporaries(trace, update, 0)
     return trace
 
 
-def _without_temporaries(trace: Trace, update: Update, workspace: int) -> Trace:
+def without_temporaries(trace: Trace, update: Update, workspace: int) -> Trace:
     """The same ops, but all they take is `workspace`, at the last of them."""
     ops, storages = list(trace.ops), list(trace.storages)
     for n in update.ops:
