@@ -167,6 +167,7 @@ class Process:
     measured_bytes: int | None = None  # the high-water mark, when the step really ran
     waiting_bytes: int = 0  # of workers_bytes: batches fetched ahead
     prefetch: int = 0  # batches each worker fetches ahead
+    cached_bytes: int = 0  # of base_bytes: samples that the dataset keeps
     workers_draw: bool = False  # samples take random numbers, so that another number of workers draws others
 
 

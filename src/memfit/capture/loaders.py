@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 
 from memfit.batches import tensors_in
 from memfit.ops.random_samples import draws_random_numbers
+from memfit.ops.sample_cache import cached_bytes
 
 _LONGEST_WAIT = 40  # looks, a twentieth of a second apart
 
@@ -27,6 +28,7 @@ class Workers:
     pinned_bytes: int = 0
     waiting_bytes: int = 0
     prefetch: int = 0
+    cached_bytes: int = 0
     draw: bool = False
 
     def of_process(self) -> dict[str, Any]:
@@ -37,14 +39,17 @@ class Workers:
             "pinned_bytes": self.pinned_bytes,
             "waiting_bytes": self.waiting_bytes,
             "prefetch": self.prefetch,
+            "cached_bytes": self.cached_bytes,
             "workers_draw": self.draw,
         }
 
 
 def loader_workers(loader: Any) -> Workers:
     """Start the loader's workers, take one batch, and see what they add; then stop them again."""
-    if not isinstance(loader, DataLoader) or loader.num_workers == 0:
+    if not isinstance(loader, DataLoader):
         return Workers()
+    if loader.num_workers == 0:
+        return Workers(cached_bytes=cached_bytes(loader.dataset))
     known = {child.pid for child in psutil.Process().children()}
     with _started(loader) as (batch, iterator):
         children = [c for c in psutil.Process().children(recursive=True) if c.pid not in known]
@@ -58,6 +63,7 @@ def loader_workers(loader: Any) -> Workers:
         waiting if loader.pin_memory else 0,
         waiting,
         prefetch,
+        cached_bytes(loader.dataset),
         draws_random_numbers(loader.dataset),
     )
 

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from memfit.levers.lever import CannotApply, rewritten, trace_of
 from memfit.levers.undo import Undo
 from memfit.ops.random_samples import draws_random_numbers
+from memfit.ops.sample_cache import has_cache, keep_fewer
 from memfit.records import Ledger, Option, Process
 from memfit.step import Step
 
@@ -34,7 +35,8 @@ class LoaderLever:
         before = trace.process
         after = _changed(before, option.settings)
         if before.measured_bytes is not None:
-            after = replace(after, measured_bytes=before.measured_bytes - before.workers_bytes + after.workers_bytes)
+            saved = before.base_bytes + before.workers_bytes - after.base_bytes - after.workers_bytes
+            after = replace(after, measured_bytes=before.measured_bytes - saved)
         return rewritten(ledger, replace(trace, process=after))
 
     def apply(self, step: Step, option: Option) -> Undo:
@@ -42,18 +44,17 @@ class LoaderLever:
         loader = step.loader
         if not isinstance(loader, DataLoader):
             raise CannotApply("This step has no torch DataLoader to change: hand it over as Step(…, loader=loader).")
+        if "cache" in option.settings:
+            return _with_smaller_cache(loader, option.settings["cache"])
         wanted = dict(option.settings)
         if wanted.get("num_workers", loader.num_workers) != loader.num_workers:
             _refuse_other_samples(loader, option)
         if wanted.get("num_workers") == 0:
             wanted |= {"prefetch_factor": None, "persistent_workers": False}
         undo = Undo()
-        if loader.persistent_workers:
-            seed = OneSeed(loader, drawn=loader._iterator is not None)
-            undo.then(seed.leave)
-            _set(loader, "_get_iterator", seed)
-        for name, value in {**wanted, "_iterator": None}.items():  # persistent workers of before end with their iterator
-            undo.then(_set, loader, name, None if name == "_iterator" else getattr(loader, name))
+        _end_running_workers(loader, undo)
+        for name, value in wanted.items():
+            undo.then(_set, loader, name, getattr(loader, name))
             _set(loader, name, value)
         return undo
 
@@ -103,6 +104,27 @@ def _options(process: Process) -> Iterator[Option]:
         yield Option("loader", "1 batch fetched ahead", "bitwise", {"prefetch_factor": 1}, f"each worker holds {process.prefetch}")
     if process.pinned_bytes:
         yield Option("loader", "no pinned memory", "bitwise", {"pin_memory": False}, "pinned copies lie beside the batches")
+    for share, name in ((0.5, "half of the cache"), (0.0, "no cache")) if process.cached_bytes else ():
+        yield Option("loader", name, "bitwise", {"cache": share}, "samples that are not kept are made again, the same")
+
+
+def _with_smaller_cache(loader: DataLoader[Any], share: float) -> Undo:
+    if not has_cache(loader.dataset):
+        raise CannotApply(f"{type(loader.dataset).__name__} has no cache of samples that memfit knows: lower it where the dataset is made.")
+    undo = Undo()
+    _end_running_workers(loader, undo)
+    undo.then(keep_fewer(loader.dataset, share))
+    return undo
+
+
+def _end_running_workers(loader: DataLoader[Any], undo: Undo) -> None:
+    """Persistent workers are as they were started: they end with their iterator, now and when the change is undone."""
+    if loader.persistent_workers:
+        seed = OneSeed(loader, drawn=loader._iterator is not None)
+        undo.then(seed.leave)
+        _set(loader, "_get_iterator", seed)
+    undo.then(_set, loader, "_iterator", None)
+    _set(loader, "_iterator", None)
 
 
 def _changed(process: Process, settings: dict[str, Any]) -> Process:
@@ -111,8 +133,11 @@ def _changed(process: Process, settings: dict[str, Any]) -> Process:
     one_worker = (process.workers_bytes - process.waiting_bytes) // max(1, process.workers)
     one_batch = process.waiting_bytes // max(1, process.workers * process.prefetch)
     waiting = workers * prefetch * one_batch
+    dropped = int((1 - settings.get("cache", 1.0)) * process.cached_bytes)
     return replace(
         process,
+        base_bytes=process.base_bytes - dropped,
+        cached_bytes=process.cached_bytes - dropped,
         workers=workers,
         prefetch=prefetch,
         workers_bytes=workers * one_worker + waiting,

@@ -189,3 +189,45 @@ def test_refusals_say_why() -> None:
 
 def test_nothing_is_offered_without_workers() -> None:
     assert LEVER.options(simulated(with_loader(Heavy(), batch_size=4))) == ()
+
+
+def cached(copies: list[int] | None = None) -> Step:
+    data = pytest.importorskip("monai.data")
+    transforms = pytest.importorskip("monai.transforms")
+
+    def load(index: int) -> torch.Tensor:
+        if copies is not None:
+            copies.append(index)
+        return torch.full((MIB,), float(index))
+
+    dataset = data.CacheDataset([*range(8)], transforms.Compose([Load(load)]), progress=False, num_workers=1)
+    return with_loader(dataset, batch_size=4)
+
+
+def Load(call: Any) -> Any:  # a deterministic transform of MONAI's kind
+    from monai.transforms import Transform
+
+    class Called(Transform):  # type: ignore[misc]
+        def __call__(self, value: int) -> torch.Tensor:
+            return call(value)  # type: ignore[no-any-return]
+
+    return Called()
+
+
+def test_a_smaller_cache_gives_the_same_samples() -> None:
+    made_again: list[int] = []
+    step = cached(made_again)
+    before = simulated(step)
+    assert before.process.cached_bytes == 8 * 4 * MIB
+    options = {o.name: o for o in LEVER.options(before)}
+    assert list(options) == ["half of the cache", "no cache"]
+    plain = epochs(step)
+    made_again.clear()
+    with LEVER.apply(step, options["half of the cache"]):
+        predicted = LEVER.rewrite(before, options["half of the cache"])
+        assert epochs(step) == plain and sorted(made_again) == [4, 4, 5, 5, 6, 6, 7, 7]
+        assert predicted.process.cached_bytes == simulated(step).process.cached_bytes == 4 * 4 * MIB
+        assert predicted.process_bytes == before.process_bytes - 4 * 4 * MIB
+    made_again.clear()
+    assert epochs(step) == plain and sorted(made_again) == [4, 5, 6, 7]  # taken in again, once
+    assert "TensorDataset has no cache of samples" in refusal(with_loader(TensorDataset(torch.zeros(4))), {"cache": 0.5})
