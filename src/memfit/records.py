@@ -162,10 +162,14 @@ class Process:
     slack_low_bytes: int = 0
     slack_bytes: int = 0
     slack_high_bytes: int = 0
-    workers_bytes: int = 0
+    workers_bytes: int = 0  # what the workers add to the process tree, batches that wait included
     workers: int = 0
     pinned_bytes: int = 0
     measured_bytes: int | None = None  # the high-water mark, when the step really ran
+    waiting_bytes: int = 0  # of workers_bytes: batches fetched ahead
+    prefetch: int = 0  # batches each worker fetches ahead
+    cached_bytes: int = 0  # of base_bytes: samples that the dataset keeps
+    workers_draw: bool = False  # samples take random numbers, so that another number of workers draws others
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,8 @@ from typing import Any, Protocol
 import torch
 from torch.optim import Optimizer
 
+from memfit.errors import MemfitError
+
 
 @dataclass(frozen=True)
 class Part:
@@ -41,10 +43,21 @@ class Running:
     split: Callable[[str, Any], Iterable[Part]] | None = None  # phase and batch to parts, the same number for every phase
     guard: Guard | None = None
     steps_in_backward: list[Optimizer] = field(default_factory=list)  # their step happens as gradients come
+    after_step: list[Callable[[], object]] = field(default_factory=list)  # called when a whole step is done
 
     def parts(self, phase: str, batch: Any) -> list[Part]:
         """The parts of a batch, one after the other."""
         return [Part(batch)] if self.split is None else list(self.split(phase, batch))
+
+    def stepping_in_backward(self, optimizers: Sequence[Optimizer]) -> list[Optimizer]:
+        """Those of a phase's optimizers whose step happens as gradients come."""
+        found = [o for o in optimizers if o in self.steps_in_backward]
+        if found and (self.split is not None or self.guard is not None):
+            raise MemfitError(
+                "An optimizer of this step takes its step inside backward, where gradients of several micro-batches cannot be summed "
+                "nor scaled ones checked first: take that lever off, or micro-batches and loss scaling."
+            )
+        return found
 
     @contextmanager
     def surroundings(self, phase: str) -> Iterator[None]:

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from memfit.batches import batch_size, map_tensors
 from memfit.errors import StepError
+from memfit.in_backward import stepped_in_backward
 from memfit.running import Running, interrupts_held_back
 from memfit.step_faults import faults_of, loss_faults
 
@@ -75,6 +76,7 @@ class Step:
 
     Give `phases` instead of `loss` and `optimizer` when several losses are trained in turn; they share the dict `carry`, whose
     tensors are detached between phases. `weight(batch)` is what a micro-batch counts for (default: its number of samples).
+    `variants` are other steps you would accept, a name and a factory each: {"half the channels": build_small}.
     """
 
     model: nn.Module | Mapping[str, nn.Module] | Sequence[nn.Module]
@@ -86,6 +88,7 @@ class Step:
     loader: Iterable[Batch] | None = None
     clip_grad_norm: float | None = None
     scheduler: Scheduler | Sequence[Scheduler] | None = None
+    variants: Mapping[str, Callable[[], Step]] = field(default_factory=dict)
     running: Running = field(default_factory=Running, repr=False, compare=False)  # what levers put on; the user gives nothing here
 
     def __post_init__(self) -> None:
@@ -132,20 +135,28 @@ class Step:
         if schedule:
             for scheduler in (s for phase in self.all_phases for s in phase.schedulers):
                 scheduler.step()
+        for call in self.running.after_step:
+            call()
         return losses
 
     def _differentiate(self, phase: Phase, batch: Batch, carries: dict[int, Any], watcher: Watcher | None) -> torch.Tensor:
         """The phase's loss, and its gradients added to the parameters'. Each part of the batch has a carry of its own."""
         total: torch.Tensor | None = None
+
+        def enter(stage: str) -> None:
+            if watcher:
+                watcher.enter(stage, phase.name)
+
+        stepping = self.running.stepping_in_backward(phase.optimizers)
         for number, part in enumerate(self.running.parts(phase.name, batch)):
             carry = carries.setdefault(number, {})
             with part.around():
                 loss = self._part_loss(phase, part.batch, carry, watcher)
                 if part.share != 1.0:
                     loss = loss * part.share
-                if watcher:
-                    watcher.enter("backward", phase.name)
-                (self.running.guard.scaled(loss) if self.running.guard else loss).backward()
+                enter("backward")
+                with stepped_in_backward(stepping, enter):
+                    (self.running.guard.scaled(loss) if self.running.guard else loss).backward()
             total = loss.detach() if total is None else total + loss.detach()
             del loss
             carries[number] = map_tensors(torch.Tensor.detach, carry)

@@ -38,8 +38,18 @@ def _missing_parts(step: Step) -> Iterator[str]:
         if not callable(step.loss):
             yield f"loss is {_kind(step.loss)}: give a function loss(model, batch) that returns a scalar tensor"
         yield from _not_optimizers("optimizer", step.optimizer)
+    yield from _variant_faults(step)
     if step.batch is None:
         yield "no batch was given: hand over one sample batch, as your DataLoader gives it"
+
+
+def _variant_faults(step: Step) -> Iterator[str]:
+    if not isinstance(step.variants, Mapping):
+        yield f"variants is {_kind(step.variants)}: give a dict of names and functions that build a Step"
+        return
+    for name, build in step.variants.items():
+        if not callable(build):
+            yield f"the variant {name!r} is {_kind(build)}: give a function without arguments that builds a Step"
 
 
 def _phase_faults(step: Step) -> Iterator[str]:

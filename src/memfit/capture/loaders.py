@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -12,29 +13,59 @@ import torch
 from torch.utils.data import DataLoader
 
 from memfit.batches import tensors_in
+from memfit.ops.random_samples import draws_random_numbers
+from memfit.ops.sample_cache import cached_bytes
+
+_LONGEST_WAIT = 40  # looks, a twentieth of a second apart
 
 
 @dataclass(frozen=True)
 class Workers:
-    """A loader's processes and what they take together; pages they share with us are counted once (PSS)."""
+    """A loader's processes and what they add to the process tree: pages they share with us are counted with us (USS)."""
 
     count: int = 0
     bytes: int = 0
     pinned_bytes: int = 0
+    waiting_bytes: int = 0
+    prefetch: int = 0
+    cached_bytes: int = 0
+    draw: bool = False
+
+    def of_process(self) -> dict[str, Any]:
+        """The same as parts of a Process."""
+        return {
+            "workers_bytes": self.bytes,
+            "workers": self.count,
+            "pinned_bytes": self.pinned_bytes,
+            "waiting_bytes": self.waiting_bytes,
+            "prefetch": self.prefetch,
+            "cached_bytes": self.cached_bytes,
+            "workers_draw": self.draw,
+        }
 
 
 def loader_workers(loader: Any) -> Workers:
-    """Start the loader's workers, take one batch, and see what they hold; then stop them again."""
-    if not isinstance(loader, DataLoader) or loader.num_workers == 0:
+    """Start the loader's workers, take one batch, and see what they add; then stop them again."""
+    if not isinstance(loader, DataLoader):
         return Workers()
-    before = {child.pid for child in psutil.Process().children()}
+    if loader.num_workers == 0:
+        return Workers(cached_bytes=cached_bytes(loader.dataset))
+    known = {child.pid for child in psutil.Process().children()}
     with _started(loader) as (batch, iterator):
-        children = [c for c in psutil.Process().children(recursive=True) if c.pid not in before]
-        held = sum(_proportional_bytes(child) for child in children)
+        children = [c for c in psutil.Process().children(recursive=True) if c.pid not in known]
+        alone = _settled_bytes(children)
         del iterator
-    waiting = loader.num_workers * (loader.prefetch_factor or 2)
-    batch_bytes = sum(t.numel() * t.element_size() for _, t in tensors_in(batch))
-    return Workers(loader.num_workers, held, waiting * batch_bytes if loader.pin_memory else 0)
+    prefetch = loader.prefetch_factor or 2
+    waiting = loader.num_workers * prefetch * sum(t.numel() * t.element_size() for _, t in tensors_in(batch))
+    return Workers(
+        loader.num_workers,
+        alone + waiting,  # waiting batches lie in shared memory, which no process of ours has mapped
+        waiting if loader.pin_memory else 0,
+        waiting,
+        prefetch,
+        cached_bytes(loader.dataset),
+        draws_random_numbers(loader.dataset),
+    )
 
 
 @contextlib.contextmanager
@@ -56,9 +87,19 @@ def _started(loader: DataLoader[Any]) -> Iterator[tuple[Any, Any]]:
                 generator.set_state(state)
 
 
-def _proportional_bytes(process: psutil.Process) -> int:
+def _settled_bytes(children: list[psutil.Process]) -> int:
+    """What they hold when their queues are full; while they still fetch, the batch in their hands comes and goes."""
+    seen = [0]
+    for _ in range(_LONGEST_WAIT):
+        seen.append(sum(_own_bytes(child) for child in children))
+        if abs(seen[-1] - seen[-2]) < 0.01 * seen[-1]:
+            break
+        time.sleep(0.05)
+    return seen[-1]
+
+
+def _own_bytes(process: psutil.Process) -> int:
     try:
-        info = process.memory_full_info()
+        return int(process.memory_full_info().uss)
     except psutil.Error:
         return 0
-    return int(getattr(info, "pss", 0) or info.uss)

@@ -77,9 +77,7 @@ def predicted_process(trace: Trace, step: Step, base: int) -> Process:
         base, unsure, slack = _CUDA_CONTEXT, _CUDA_CONTEXT_UNSURE, _reserved_slack(allocations)
     else:
         base, unsure, slack = base + _WARM_UP, _WARM_UP_UNSURE, heap_slack(allocations)
-    return Process(
-        base, slack.low - unsure, slack.likely, slack.high + unsure, workers.bytes, workers.count, workers.pinned_bytes
-    )
+    return Process(base, slack.low - unsure, slack.likely, slack.high + unsure, **workers.of_process())
 
 
 def _reserved_slack(allocations: Allocations) -> Slack:

@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
+from memfit.levers.allocator import AllocatorLever
+from memfit.levers.architecture import ArchitectureLever
+from memfit.levers.compile import CompileLever
 from memfit.levers.lever import CannotApply, Lever
-from memfit.levers.saved import SAVED
+from memfit.levers.loader import LoaderLever
+from memfit.levers.optimizer import OptimizerLever
+from memfit.levers.saved import SavedLever
 from memfit.levers.undo import Undo
 
 __all__ = ["LEVERS", "CannotApply", "Lever", "Undo"]
 
-LEVERS: dict[str, Lever] = {lever.name: lever for lever in (SAVED,)}
+LEVERS: dict[str, Lever] = {
+    lever.name: lever
+    for lever in (
+        SavedLever(),
+        OptimizerLever(),
+        LoaderLever(),
+        AllocatorLever(),
+        CompileLever(),
+        ArchitectureLever(),
+    )
+}

@@ -95,4 +95,3 @@ def _blocks(line: Line) -> dict[int, str]:
     return {op: CACHE for op in _large(line) if any(c.first <= op < c.last for c in outer)}
 
 
-SAVED = SavedLever()

@@ -1,0 +1,142 @@
+"""What the memory allocator keeps of what tensors gave back."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from memfit.ledger.timeline import live_bytes
+from memfit.levers.lever import CannotApply, rewritten, trace_of
+from memfit.levers.undo import Undo
+from memfit.records import Ledger, Option, Process, Trace
+from memfit.step import Step
+from memfit.units import format_bytes
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
+_SETTLED = {_M_MMAP_THRESHOLD: 32 * 2**20, _M_TRIM_THRESHOLD: 64 * 2**20}  # where glibc's own moving thresholds end in training
+_IN_CHILDREN = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")
+_LIKELY_HOLES, _MOST_HOLES = 0.8, 1.8  # of small blocks: replays through malloc gave 0.6 to 1.3 with what sharing a heap adds
+_LEFT_BY_TRIMMING = 0.6  # of the likely slack: measured, 0 to 0.63
+_SECONDS_PER_FAULTED_BYTE = 0.25 / 2**30  # the kernel hands out zeroed pages: measured, 0.07 to 0.41
+_CUDA_SETTINGS = ("expandable_segments:True", "max_split_size_mb:128")
+_CUDA_VARIABLE = "PYTORCH_CUDA_ALLOC_CONF"
+
+
+class AllocatorLever:
+    """The same tensors, and less beside them: freed memory goes back to the system at once, or after each step."""
+
+    name = "allocator"
+    exactness = "bitwise"
+    needs = "Linux with glibc, CUDA or MPS"
+    excludes: frozenset[str] = frozenset()
+
+    def options(self, ledger: Ledger) -> Sequence[Option]:
+        """On a CPU thresholds and trimming, on a GPU the settings of torch's own allocator."""
+        return tuple(_options(ledger))
+
+    def rewrite(self, ledger: Ledger, option: Option) -> Ledger:
+        """The peak stays; the slack becomes what small blocks leave. For GPUs nothing is promised: nothing was measured on one."""
+        trace = trace_of(ledger)
+        if "threshold" in option.settings:
+            trace = _pinned(trace, option.settings["threshold"])
+        elif "trim" in option.settings:
+            slack = int(_LEFT_BY_TRIMMING * max(0, trace.process.slack_bytes))
+            trace = replace(trace, process=replace(trace.process, slack_bytes=min(slack, trace.process.slack_bytes)))
+        return rewritten(ledger, trace)
+
+    def apply(self, step: Step, option: Option) -> Undo:
+        """Tell the allocator of this process, and of workers it starts later."""
+        undo = Undo()
+        if "cuda" in option.settings:
+            _refuse_cuda_in_use(option.settings["cuda"])
+            _set_variable(undo, _CUDA_VARIABLE, ",".join(filter(None, (os.environ.get(_CUDA_VARIABLE), option.settings["cuda"]))))
+        elif "threshold" in option.settings:
+            _pin(undo, option.settings["threshold"])
+        else:
+            call = torch.mps.empty_cache if "mps" in option.settings else _malloc_trim()
+            step.running.after_step.append(call)
+            undo.then(step.running.after_step.remove, call)
+        return undo
+
+
+def _options(ledger: Ledger) -> Iterator[Option]:
+    if ledger.device == "cpu":
+        for threshold in (2**20, 2**17):
+            name = f"{format_bytes(threshold)} and more given back at once"
+            yield Option("allocator", name, "bitwise", {"threshold": threshold}, "freed memory stays with the process otherwise")
+        yield Option("allocator", "trimmed after each step", "bitwise", {"trim": True}, "holes of one step are not carried into the next")
+    elif ledger.device == "cuda":
+        for setting in _CUDA_SETTINGS:
+            yield Option("allocator", setting, "bitwise", {"cuda": setting}, "untested: no such device was here")
+    elif ledger.device == "mps":
+        yield Option("allocator", "cache emptied after each step", "bitwise", {"mps": True}, "untested: no such device was here")
+
+
+def _pinned(trace: Trace, threshold: int) -> Trace:
+    small = replace(
+        trace,
+        storages=tuple(s for s in trace.storages if s.bytes < threshold),
+        ops=tuple(op if op.workspace < threshold else replace(op, workspace=0) for op in trace.ops),
+    )
+    holes = int(live_bytes(small).max())
+    seconds = trace.step_seconds
+    if seconds is not None:
+        large = [s.bytes for s in trace.storages if s.born >= 0] + [op.workspace for op in trace.ops]
+        seconds += _SECONDS_PER_FAULTED_BYTE * sum(size for size in large if size >= threshold)
+    return replace(trace, process=_with_holes(trace.process, holes), step_seconds=seconds)
+
+
+def _with_holes(process: Process, holes: int) -> Process:
+    unsure = max(0, -process.slack_low_bytes)  # of what a warm process holds beside its heap
+    return replace(
+        process,
+        slack_bytes=min(process.slack_bytes, int(_LIKELY_HOLES * holes)),
+        slack_high_bytes=min(process.slack_high_bytes, int(_MOST_HOLES * holes) + unsure),
+    )
+
+
+def _pin(undo: Undo, threshold: int) -> None:
+    """glibc moves its thresholds by itself until one is set, and never again after: undoing sets what they had grown to."""
+    mallopt = _of_glibc("mallopt")
+    for which, settled in _SETTLED.items():
+        undo.then(mallopt, which, settled)
+        mallopt(which, threshold)
+    for name in _IN_CHILDREN:
+        _set_variable(undo, name, str(threshold))
+
+
+def _malloc_trim() -> Any:
+    trim = _of_glibc("malloc_trim")
+    return lambda: trim(0)
+
+
+def _of_glibc(name: str) -> Any:
+    found = getattr(ctypes.CDLL(None), name, None) if sys.platform == "linux" else None
+    other = [part for part in ("jemalloc", "tcmalloc", "mimalloc") if part in os.environ.get("LD_PRELOAD", "")]
+    if found is None or other:
+        whose = other[0] if other else "this system's malloc"
+        raise CannotApply(
+            f"{whose} is in use, and {name} is glibc's own: set the allocator up by its own variables, or leave this lever out."
+        )
+    return found
+
+
+def _refuse_cuda_in_use(setting: str) -> None:
+    if not torch.cuda.is_available():
+        raise CannotApply(f"{setting} is for CUDA's allocator, and there is no CUDA device here: leave this lever out.")
+    if torch.cuda.is_initialized():
+        raise CannotApply(
+            f"CUDA's allocator has begun its work, and {setting} counts only before: start the program with {_CUDA_VARIABLE}={setting}."
+        )
+
+
+def _set_variable(undo: Undo, name: str, value: str) -> None:
+    before = os.environ.get(name)
+    undo.then(os.environ.pop, name, None) if before is None else undo.then(os.environ.__setitem__, name, before)
+    os.environ[name] = value

@@ -1,0 +1,60 @@
+"""Another model or another training, one that the user named as acceptable: fewer channels, lower resolution."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+
+from memfit.errors import MemfitError
+from memfit.levers.lever import CannotApply
+from memfit.levers.undo import Undo
+from memfit.records import Ledger, Option
+from memfit.step import Step
+
+_STAYS = ("running", "variants")
+
+
+class ArchitectureLever:
+    """A step's variants, by name; `sized` holds the ledger of each, from a simulation of what its factory builds.
+
+    >>> ArchitectureLever().exactness
+    'altered'
+    """
+
+    name = "architecture"
+    exactness = "altered"
+    needs = "Step(variants={name: factory})"
+    excludes: frozenset[str] = frozenset()
+
+    def __init__(self, sized: Mapping[str, Ledger] | None = None) -> None:
+        self._sized = dict(sized or {})
+
+    def options(self, ledger: Ledger) -> Sequence[Option]:
+        """The variants that take less than the step itself, the largest first: as little altered as possible."""
+        smaller = {name: variant for name, variant in self._sized.items() if variant.peak_bytes < ledger.peak_bytes}
+        names = sorted(smaller, key=lambda name: -smaller[name].peak_bytes)
+        return tuple(Option(self.name, name, "altered", {"variant": name}, "another model: not the same training") for name in names)
+
+    def rewrite(self, ledger: Ledger, option: Option) -> Ledger:
+        """The variant's own ledger, whatever came before: so this lever is the first of a plan."""
+        if option.settings["variant"] not in self._sized:
+            raise MemfitError(f"The variant {option.name!r} was not sized yet: simulate what its factory builds.")
+        return self._sized[option.settings["variant"]]
+
+    def apply(self, step: Step, option: Option) -> Undo:
+        """Let the step be what the variant's factory builds: model, losses, optimizers, batch, all but the levers that are on it."""
+        name = option.settings["variant"]
+        if name not in step.variants:
+            known = ", ".join(map(repr, step.variants)) or "none"
+            raise CannotApply(f"This step has no variant {name!r} (it has: {known}): give it as Step(…, variants={{name: factory}}).")
+        if step.running != type(step.running)():
+            raise CannotApply(f"{name!r} is another model, and other levers are on the present one: put this lever on first.")
+        variant = step.variants[name]()
+        if not isinstance(variant, Step):
+            raise CannotApply(f"The factory of variant {name!r} returned a {type(variant).__name__}: let it return a Step.")
+        undo = Undo()
+        for field in fields(Step):
+            if field.name not in _STAYS:
+                undo.then(object.__setattr__, step, field.name, getattr(step, field.name))
+                object.__setattr__(step, field.name, getattr(variant, field.name))  # frozen for users; people hold this very object
+        return undo

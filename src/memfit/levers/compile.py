@@ -1,0 +1,139 @@
+"""torch.compile: fused kernels that keep and move less, of the whole model or of its repeated blocks."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch._dynamo import lookup_backend
+from torch._functorch import config as functorch_config
+
+from memfit.errors import MemfitError
+from memfit.levers.lever import CannotApply, rewritten, trace_of
+from memfit.levers.undo import Undo
+from memfit.records import Ledger, Op, Option, Saved, Storage, Trace
+from memfit.step import Step
+
+_BUDGETS = (1.0, 0.5)  # of what the compiler would keep by itself; lower ones were seen to take more, not less
+
+
+class CompileLever:
+    """Counts only once it was measured: nobody can tell beforehand what a compiler makes of a model."""
+
+    name = "compile"
+    exactness = "reordered"
+    needs = "a C++ compiler (CPU) or Triton (CUDA)"
+    excludes = frozenset({"saved"})  # under its dispatch mode, compiled code is not used at all
+
+    def options(self, ledger: Ledger) -> Sequence[Option]:
+        """The whole models or their repeated blocks, with and without a budget for what is kept for backward."""
+        return tuple(_options(trace_of(ledger))) if compiler_found(ledger.device) else ()
+
+    def rewrite(self, ledger: Ledger, option: Option) -> Ledger:
+        """What was measured and put into the option's settings: `measured_peak_bytes` and `measured_seconds`."""
+        peak, seconds = (option.settings.get(name) for name in ("measured_peak_bytes", "measured_seconds"))
+        if peak is None or seconds is None:
+            raise MemfitError(
+                f"What {option.name!r} takes is not known yet: a compiler's memory cannot be predicted. Run it once and put "
+                "measured_peak_bytes and measured_seconds into the option's settings."
+            )
+        return rewritten(ledger, replace(_as_one_op(trace_of(ledger), peak), step_seconds=seconds))
+
+    def apply(self, step: Step, option: Option) -> Undo:
+        """Compiled forwards in place of the modules' own; the modules, and their keys in a state_dict, stay what they are."""
+        device = next((p.device.type for model in step.models.values() for p in model.parameters()), "cpu")
+        if not compiler_found(device):
+            raise CannotApply(f"torch.compile needs {'Triton' if device == 'cuda' else 'a C++ compiler'}, and none was found: install one.")
+        named = {path: m for name, model in step.models.items() for path, m in model.named_modules(prefix=name)}
+        if missing := [path for path in option.settings["modules"] if path not in named]:
+            raise CannotApply(f"The model has no module {missing[0]!r} to compile: profile the step again, and choose from its options.")
+        undo = Undo()
+        for path in option.settings["modules"]:
+            _compile(named[path], option.settings["budget"], undo)
+        return undo
+
+
+class CompiledForward:
+    """A module's forward, compiled at its first call; `compile_seconds` tells how long that call took."""
+
+    def __init__(self, forward: Callable[..., Any], budget: float) -> None:
+        functools.update_wrapper(self, forward)
+        self.compile_seconds: float | None = None
+        self._compiled = torch.compile(forward, backend=_inductor(budget))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's answer."""
+        started = time.perf_counter()
+        out = self._compiled(*args, **kwargs)
+        if self.compile_seconds is None:
+            self.compile_seconds = time.perf_counter() - started
+        return out
+
+
+def compile_seconds(step: Step) -> float:
+    """What compiling this step has taken so far."""
+    forwards = (m.__dict__.get("forward") for model in step.models.values() for m in model.modules())
+    return sum(f.compile_seconds or 0.0 for f in forwards if isinstance(f, CompiledForward))
+
+
+def compiler_found(device: str) -> bool:
+    """Whether torch.compile can work on a device of this machine."""
+    if device != "cpu":
+        return importlib.util.find_spec("triton") is not None
+    return any(shutil.which(name) for name in (os.environ.get("CXX") or "g++", "clang++", "c++"))
+
+
+def _options(trace: Trace) -> Iterator[Option]:
+    wholes = [model.name for model in trace.models if model.trained]
+    blocks = _repeated_blocks([call.module for call in trace.calls])
+    for words, modules in (("the whole model", wholes), (f"each of {len(blocks)} blocks", blocks)):
+        for budget in _BUDGETS if modules else ():
+            name = words if budget == 1.0 else f"{words}, budget {budget}"
+            yield Option("compile", name, "reordered", {"modules": modules, "budget": budget}, "fused kernels keep and move less")
+
+
+def _repeated_blocks(paths: Sequence[str]) -> list[str]:
+    """The outermost modules that stand in a row of their kind: "layers.0", "layers.1", …"""
+    rows: dict[str, set[str]] = {}
+    for path in paths:
+        if found := re.match(r"(.*?)(?:^|\.)\d+(?=\.|$)", path):
+            rows.setdefault(found.group(1), set()).add(found.group(0))
+    deepest = [row for row in rows.values() if len(row) > 1]
+    return sorted({path for row in deepest for path in row}, key=lambda path: [int(n) if n.isdigit() else n for n in path.split(".")])
+
+
+@functools.cache
+def _inductor(budget: float) -> Callable[..., Any]:
+    """Inductor under a budget: blocks of one kind share what is compiled, but never with another budget."""
+
+    def compiled(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
+        with functorch_config.patch(activation_memory_budget=budget) if budget != 1.0 else nullcontext():
+            return lookup_backend("inductor")(graph, inputs)
+
+    return compiled
+
+
+def _compile(module: nn.Module, budget: float, undo: Undo) -> None:
+    if budget != 1.0 and not hasattr(functorch_config, "activation_memory_budget"):
+        raise CannotApply("This version of torch has no activation_memory_budget: compile without a budget.")
+    own = module.__dict__
+    undo.then(own.__setitem__, "forward", own["forward"]) if "forward" in own else undo.then(own.pop, "forward", None)
+    own["forward"] = CompiledForward(module.forward, budget)
+
+
+def _as_one_op(trace: Trace, peak: int) -> Trace:
+    """A step of which only the peak is known: what is there from the start, and the rest at once."""
+    fixed = tuple(s for s in trace.storages if s.born < 0)
+    rest = Storage(max(0, peak - sum(s.bytes for s in fixed)), 0, 0)
+    op = Op("compiled step", "forward", "", "", "", (), (len(fixed),))
+    return replace(trace, ops=(op,), storages=(*fixed, rest), saved=(Saved(len(fixed), 0, 0),), calls=())

@@ -1,0 +1,150 @@
+"""The optimizer's own memory: temporaries of its step, and gradients that wait for it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+from torch.optim.optimizer import _device_dtype_check_for_fused
+
+from memfit.levers.eight_bit import KINDS as EIGHT_BIT_KINDS
+from memfit.levers.eight_bit import in_eight_bits, is_installed, keep_eight_bits
+from memfit.levers.lever import CannotApply, rewritten, trace_of
+from memfit.levers.optimizer_line import LOOPS, fused, has_lists_of_temporaries, in_backward, looped, updates_in
+from memfit.levers.undo import Undo
+from memfit.records import Ledger, Option, Trace
+from memfit.step import Step
+
+_REWRITES = {"loop": looped, "fused": fused, "in backward": in_backward, "eight bits": in_eight_bits}
+_CAN_FUSE = ("Adam", "AdamW", "SGD", "Adagrad")
+_LOOP_IN_ANOTHER_ORDER = ("NAdam", "RAdam")  # than through lists: measured
+_ALONE = (*LOOPS, "ASGD")  # each parameter's update looks at no other
+_NOT_IN_BACKWARD = ("microbatch", "precision")
+
+
+class OptimizerLever:
+    """The same update with less memory: parameter by parameter, in one kernel, or inside backward."""
+
+    name = "optimizer"
+    exactness = "bitwise"
+    needs = "a torch.optim optimizer"
+    excludes: frozenset[str] = frozenset()  # only "in backward" excludes others; its settings name them
+
+    def options(self, ledger: Ledger) -> Sequence[Option]:
+        """What would change this step's optimizer."""
+        return tuple(_options(trace_of(ledger)))
+
+    def rewrite(self, ledger: Ledger, option: Option) -> Ledger:
+        """Temporaries go, and inside backward gradients go with them. Times stay as they are: none is known without a measurement."""
+        return rewritten(ledger, _REWRITES[option.settings["how"]](trace_of(ledger)))
+
+    def apply(self, step: Step, option: Option) -> Undo:
+        """Set the optimizers' flags, or let them take their steps inside backward."""
+        undo = Undo()
+        how = option.settings["how"]
+        if how == "in backward":
+            _refuse_in_backward(step)
+            added = [o for o in step.optimizers if o not in step.running.steps_in_backward]
+            step.running.steps_in_backward += added
+            undo.then(_take_out, step.running.steps_in_backward, added)
+            return undo
+        if how == "eight bits":
+            return _in_eight_bits(step, undo)
+        groups = [group for o in step.optimizers for group in o.param_groups if "foreach" in group]
+        if how == "fused":
+            groups = list(_groups_to_fuse(step))
+        if not groups:
+            raise CannotApply("None of this step's optimizers has the choice between lists and single parameters: leave this lever out.")
+        for group in groups:
+            _set(undo, group, "foreach", False)
+            if "fused" in group:
+                _set(undo, group, "fused", how == "fused")
+        return undo
+
+
+def _in_eight_bits(step: Step, undo: Undo) -> Undo:
+    try:
+        for optimizer in step.optimizers:
+            keep_eight_bits(optimizer, undo)
+    except CannotApply:
+        undo()
+        raise
+    return undo
+
+
+def _options(trace: Trace) -> Iterator[Option]:
+    updates = updates_in(trace)
+    kinds = {u.optimizer or "SGD" for u in updates}  # the one that has no states
+    lists = {u.optimizer or "SGD" for u in updates if has_lists_of_temporaries(trace, u)}
+    if lists and lists <= LOOPS.keys():
+        exactness = "reordered" if lists & set(_LOOP_IN_ANOTHER_ORDER) else "bitwise"
+        yield Option("optimizer", "parameter by parameter", exactness, {"how": "loop"}, "lists of parameters make lists of temporaries")
+    if any(trace.storages[s].shape for u in updates for s in u.temporaries) and kinds <= set(_CAN_FUSE):
+        yield Option("optimizer", "fused", "reordered", {"how": "fused"}, "one kernel needs no temporaries")
+    if is_installed() and updates and kinds <= set(EIGHT_BIT_KINDS):
+        yield Option("optimizer", "states in eight bits", "rounded", {"how": "eight bits"}, "a byte a number instead of four")
+    if updates and kinds <= set(_ALONE) and not any("norm" in op.name for op in trace.ops if op.phase == "optimizer"):
+        settings = {"how": "in backward", "excludes": list(_NOT_IN_BACKWARD)}
+        yield Option("optimizer", "step inside backward", "bitwise", settings, "each gradient goes as soon as its parameter is updated")
+
+
+def _set(undo: Undo, group: dict[str, Any], name: str, value: object) -> None:
+    undo.then(group.__setitem__, name, group[name])
+    group[name] = value
+
+
+def _take_out(optimizers: list[Optimizer], added: Sequence[Optimizer]) -> None:
+    for optimizer in added:
+        optimizers.remove(optimizer)
+
+
+def _groups_to_fuse(step: Step) -> Iterator[dict[str, Any]]:
+    for optimizer in step.optimizers:
+        kind = type(optimizer).__name__
+        if kind not in _CAN_FUSE or not _is_torchs(optimizer):
+            raise CannotApply(f"{kind} has no fused form: torch has one for {', '.join(_CAN_FUSE)}. Leave its flags as they are.")
+        for parameter in _parameters(optimizer):
+            _refuse_unfusable(kind, parameter, optimizer.state.get(parameter, {}))
+        yield from optimizer.param_groups
+
+
+def _refuse_unfusable(kind: str, parameter: torch.Tensor, state: dict[str, Any]) -> None:
+    try:
+        _device_dtype_check_for_fused(parameter, cuda_unsupported=kind == "Adagrad")
+    except RuntimeError as error:
+        raise CannotApply(f"{kind} cannot be fused here: {error}. Leave its flags as they are.") from error
+    count = state.get("step")
+    if isinstance(count, torch.Tensor) and count.device.type != parameter.device.type:
+        raise CannotApply(
+            f"{kind} has taken steps already and counts them on {count.device}; fused, it counts on {parameter.device}: "
+            "ask for it before the first step."
+        )
+
+
+def _refuse_in_backward(step: Step) -> None:
+    """Inside backward a parameter's update sees its own gradient and nothing else."""
+    holders = Counter(p for optimizer in step.optimizers for p in _parameters(optimizer))
+    if any(phase.clip_grad_norm is not None for phase in step.all_phases):
+        why = "this step clips the norm of all gradients together, which is known only after the last of them"
+    elif step.running.split is not None:
+        why = "this step's batch is split, and its gradients are sums that are known only after the last part"
+    elif step.running.guard is not None:
+        why = "this step scales its loss, and whether its gradients are finite is known only after the last of them"
+    elif strange := [type(o).__name__ for o in step.optimizers if not (_is_torchs(o) and type(o).__name__ in _ALONE)]:
+        why = f"{strange[0]} is not known to treat each parameter alone, as {', '.join(_ALONE)} of torch do"
+    elif max(holders.values()) > 1:
+        why = "a parameter is held by several optimizers, and its gradient would be gone after the first"
+    else:
+        return
+    raise CannotApply(f"The optimizer's step cannot be taken inside backward: {why}. Let it come after backward, as it is.")
+
+
+def _parameters(optimizer: Optimizer) -> list[torch.Tensor]:
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+def _is_torchs(optimizer: Optimizer) -> bool:
+    return type(optimizer).__module__.startswith("torch.optim.")

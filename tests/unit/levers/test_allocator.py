@@ -1,0 +1,155 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from lever_law import differences, furniture, made, simulated, state_after
+from memfit import Ledger, Step
+from memfit.levers import LEVERS, CannotApply
+from memfit.records import Option, Process
+
+LEVER = LEVERS["allocator"]
+MIB = 2**20
+PINNED = Option("allocator", "1 MiB and more given back at once", "bitwise", {"threshold": MIB})
+TRIMMED = Option("allocator", "trimmed after each step", "bitwise", {"trim": True})
+linux = pytest.mark.skipif(sys.platform != "linux", reason="glibc's own calls")
+
+
+def wide() -> Step:
+    net = nn.Sequential(*(nn.Sequential(nn.Linear(256, 256), nn.GELU()) for _ in range(8)))
+    return Step(net, lambda m, x: m(x).pow(2).mean(), torch.optim.SGD(net.parameters(), 0.1), torch.randn(2048, 256))
+
+
+def in_a_fresh_process(script: str) -> Any:
+    """Thresholds that are set once move no more: not in the process of the other tests."""
+    paths = [str(Path(__file__).parents[2]), *sys.path]
+    ran = subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.path[:] = {paths!r}\n" + script], capture_output=True, text=True, timeout=240
+    )
+    assert ran.returncode == 0, ran.stderr
+    return json.loads(ran.stdout.splitlines()[-1])
+
+
+KEPT = """
+import ctypes, json, psutil
+from memfit.levers import LEVERS
+from memfit.records import Option
+{change}
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
+def filled(size):
+    block = libc.malloc(size); ctypes.memset(block, 1, size); return block
+libc.free(filled(24 << 20))  # glibc now takes this for an everyday size
+before = psutil.Process().memory_info().rss
+blocks = [filled(4 << 20) for _ in range(20)]
+last = filled(1 << 18)
+for block in blocks: libc.free(block)
+print(json.dumps((psutil.Process().memory_info().rss - before) >> 20))
+"""
+
+
+@linux
+def test_pinned_thresholds_give_freed_memory_back() -> None:
+    change = "LEVERS['allocator'].apply(None, Option('allocator', '', 'bitwise', {'threshold': 2**20}))"
+    assert in_a_fresh_process(KEPT.format(change=change)) < 10
+    assert in_a_fresh_process(KEPT.format(change="")) > 60  # what happens without
+    undone = in_a_fresh_process(KEPT.format(change=change + "()"))
+    assert undone > 40
+
+
+LAW = """
+import json, memfit
+from unit.levers.test_allocator import *
+step = made(wide)
+before = simulated(step)
+predicted = LEVER.rewrite(before, PINNED)
+with LEVER.apply(step, PINNED):
+    after = simulated(step)
+print(json.dumps([(l.peak_bytes, l.process_bytes, l.process.slack_low_bytes, l.process.slack_bytes, l.process.slack_high_bytes)
+    for l in (before, predicted, after)]))
+"""
+
+
+@linux
+def test_the_law() -> None:
+    """Children inherit the thresholds, and the replay that predicts the slack is one: a fresh profile shows what the lever does."""
+    before, predicted, after = in_a_fresh_process(LAW)
+    assert before[0] == predicted[0] == after[0]
+    assert abs(predicted[3] - after[3]) < 0.02 * after[1]
+    assert predicted[2] <= after[3] <= predicted[4] < before[4]
+
+
+def test_trimming_keeps_the_upper_end() -> None:
+    """What trimming spares was seen, how much it must spare was not: a plan may not count on it."""
+    before = simulated(made(wide))
+    after = LEVER.rewrite(before, TRIMMED)
+    assert (after.peak_bytes, after.process_high_bytes) == (before.peak_bytes, before.process_high_bytes)
+    assert after.process_bytes <= before.process_bytes
+
+
+def test_a_measured_ledger_becomes_a_predicted_one() -> None:
+    before = simulated(made(wide))
+    assert before.trace is not None
+    seen = Process(100 * MIB, measured_bytes=140 * MIB + before.peak_bytes)
+    measured = replace(before, trace=replace(before.trace, process=seen))
+    after = LEVER.rewrite(measured, PINNED)
+    assert after.process.measured_bytes is None
+    assert after.process_bytes <= 140 * MIB + before.peak_bytes
+
+
+@linux
+def test_trimming_happens_after_every_step_and_is_undone() -> None:
+    step = made(wide)
+    before = furniture(step)
+    undo = LEVER.apply(step, TRIMMED)
+    assert len(step.running.after_step) == 1
+    called: list[int] = []
+    step.running.after_step.append(lambda: called.append(1))
+    changed = state_after(step)
+    assert len(called) == 3
+    step.running.after_step.pop()
+    undo()
+    assert furniture(step) == before
+    assert differences(state_after(made(wide)), changed) == []
+
+
+@linux
+def test_another_malloc_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LD_PRELOAD", "/usr/lib/libjemalloc.so.2")
+    with pytest.raises(CannotApply) as caught:
+        LEVER.apply(made(wide), TRIMMED)
+    assert str(caught.value) == (
+        "jemalloc is in use, and malloc_trim is glibc's own: set the allocator up by its own variables, or leave this lever out."
+    )
+
+
+def test_cuda_settings_are_refused_where_they_would_do_nothing() -> None:
+    ledger = simulated(made(wide))
+    options = LEVER.options(on("cuda", ledger))
+    assert [o.name for o in options] == ["expandable_segments:True", "max_split_size_mb:128"]
+    variables = dict(os.environ)
+    with pytest.raises(CannotApply, match=r"no CUDA device here|counts only before"):
+        LEVER.apply(made(wide), options[0])
+    assert dict(os.environ) == variables
+    assert LEVER.rewrite(ledger, options[0]).process_bytes == ledger.process_bytes  # nothing promised
+
+
+def test_mps_empties_its_cache() -> None:
+    step = made(wide)
+    (option,) = LEVER.options(on("mps", simulated(step)))
+    with LEVER.apply(step, option):
+        assert step.running.after_step == [torch.mps.empty_cache]
+    assert step.running.after_step == []
+
+
+def on(device: str, ledger: Ledger) -> Ledger:
+    return replace(ledger, device=device)

@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import inspect
+
+import pytest
+import torch
+from torch import nn
+from torch._dynamo.utils import counters
+from torch._functorch import config as functorch_config
+
+from lever_law import furniture, made, options_of, simulated, state_after
+from memfit import MemfitError, Step
+from memfit.levers import LEVERS, CannotApply
+from memfit.levers.compile import compile_seconds, compiler_found
+from memfit.records import Option
+from small_steps import transformer
+
+LEVER = LEVERS["compile"]
+WHOLE = Option("compile", "the whole model", "reordered", {"modules": [""], "budget": 0.5})
+
+
+def blocks() -> Step:
+    net = nn.Sequential(nn.Sequential(nn.Linear(16, 16), nn.GELU()), nn.Sequential(nn.Linear(16, 16), nn.GELU()))
+    return Step(net, lambda m, x: m(x).pow(2).mean(), torch.optim.SGD(net.parameters(), 0.1), torch.randn(8, 16))
+
+
+@pytest.mark.skipif(not compiler_found("cpu"), reason="no compiler here: the refusal is tested instead")
+def test_the_same_training_within_reordering_and_undo() -> None:
+    step = made(blocks)
+    before = furniture(step)
+    undo = LEVER.apply(step, WHOLE)
+    assert compile_seconds(step) == 0
+    budget = functorch_config.activation_memory_budget  # type: ignore[attr-defined]
+    changed, plain = state_after(step), state_after(made(blocks))
+    assert functorch_config.activation_memory_budget == budget  # type: ignore[attr-defined]
+    assert set(changed) == set(plain)
+    for name, value in plain.items():
+        torch.testing.assert_close(changed[name], value, rtol=1e-4, atol=1e-6)
+    assert compile_seconds(step) > 0
+    assert str(inspect.signature(step.model.forward)) == str(inspect.signature(nn.Sequential().forward))  # type: ignore[union-attr]
+    undo()
+    assert furniture(step) == before
+
+
+@pytest.mark.skipif(not compiler_found("cpu"), reason="no compiler here")
+def test_steps_share_what_is_compiled_but_budgets_do_not() -> None:
+    def graphs(budget: float) -> int:
+        step = made(blocks)
+        with LEVER.apply(step, Option("compile", "", "reordered", {"modules": ["0", "1"], "budget": budget})):
+            before = counters["stats"]["unique_graphs"]
+            step.run(step.batch)
+            return int(counters["stats"]["unique_graphs"] - before)
+
+    torch._dynamo.reset()
+    assert [graphs(1.0), graphs(1.0), graphs(0.5)] == [2, 0, 2]  # the first block's input needs no gradient, the second's does
+
+
+def test_options_are_whole_models_and_repeated_blocks() -> None:
+    options = options_of(LEVER, blocks)
+    assert list(options) == ["the whole model", "the whole model, budget 0.5", "each of 2 blocks", "each of 2 blocks, budget 0.5"]
+    assert options["each of 2 blocks"].settings["modules"] == ["0", "1"]
+    assert all(o.exactness == "reordered" for o in options.values())
+
+
+def test_an_option_counts_only_when_it_was_measured() -> None:
+    before = simulated(made(transformer))
+    with pytest.raises(MemfitError) as caught:
+        LEVER.rewrite(before, WHOLE)
+    assert str(caught.value) == (
+        "What 'the whole model' takes is not known yet: a compiler's memory cannot be predicted. Run it once and put "
+        "measured_peak_bytes and measured_seconds into the option's settings."
+    )
+    measured = {"measured_peak_bytes": before.peak_bytes - 1000, "measured_seconds": 0.25}
+    after = LEVER.rewrite(before, Option("compile", "", "reordered", {**WHOLE.settings, **measured}))
+    assert (after.peak_bytes, after.step_seconds) == (before.peak_bytes - 1000, 0.25)
+    assert sum(after.by_category.values()) == after.peak_bytes
+    assert after.by_category["parameters"] == before.by_category["parameters"]
+
+
+def test_without_a_compiler_it_is_not_offered_and_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CXX", raising=False)
+    assert options_of(LEVER, blocks) == {}
+    with pytest.raises(CannotApply) as caught:
+        LEVER.apply(made(blocks), WHOLE)
+    assert str(caught.value) == "torch.compile needs a C++ compiler, and none was found: install one."
+
+
+@pytest.mark.skipif(not compiler_found("cpu"), reason="no compiler here")
+def test_a_module_that_is_not_there_is_refused() -> None:
+    step = made(blocks)
+    before = furniture(step)
+    with pytest.raises(CannotApply, match=r"no module 'layers\.7' to compile"):
+        LEVER.apply(step, Option("compile", "", "reordered", {"modules": ["0", "layers.7"], "budget": 1.0}))
+    assert furniture(step) == before

@@ -1,0 +1,255 @@
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from lever_law import differences, furniture, law_errors, made, options_of, simulated, state_after
+from memfit import MemfitError, Step
+from memfit.levers import LEVERS, CannotApply
+from memfit.records import Option
+from memfit.running import Part
+from small_steps import SMALL_STEPS, dense, in_place_ops, two_phases
+
+LEVER = LEVERS["optimizer"]
+LOOP = Option("optimizer", "parameter by parameter", "bitwise", {"how": "loop"})
+FUSED = Option("optimizer", "fused", "reordered", {"how": "fused"})
+IN_BACKWARD = Option("optimizer", "step inside backward", "bitwise", {"how": "in backward"})
+
+
+def mostly_parameters(kind: str = "Adam", sizes: tuple[int, ...] = (16, 128, 128, 32), **settings: Any) -> Callable[[], Step]:
+    """A step whose peak lies where the optimizer is."""
+
+    def make() -> Step:
+        net = nn.Sequential(*(nn.Linear(a, b, bias=False) for a, b in pairwise(sizes)))
+        optimizer = getattr(torch.optim, kind)(net.parameters(), lr=0.01, **settings)
+        return Step(net, lambda model, x: model(x).pow(2).mean(), optimizer, torch.randn(2, sizes[0]))
+
+    return make
+
+
+KINDS = {
+    "Adadelta": {},
+    "Adagrad": {},
+    "Adam": {"weight_decay": 0.1},
+    "AdamW": {"weight_decay": 0.1},
+    "Adamax": {},
+    "NAdam": {},
+    "RAdam": {},
+    "RMSprop": {},
+    "SGD": {"weight_decay": 0.1, "momentum": 0.9},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_law_on_every_optimizer(kind: str) -> None:
+    errors = law_errors(LEVER, mostly_parameters(kind, foreach=True, **KINDS[kind]))
+    assert "step inside backward" in errors and "parameter by parameter" in errors
+    assert all(abs(error) < 0.02 for error in errors.values()), errors
+
+
+@pytest.mark.parametrize("name", ["convolutional_2d", "transformer", "shared_parameters", "frozen_decoder"])
+def test_the_law_on_small_steps(name: str) -> None:
+    errors = law_errors(LEVER, SMALL_STEPS[name])
+    assert all(abs(error) < 0.02 for error in errors.values()), errors
+
+
+def test_the_law_can_fail() -> None:
+    make = mostly_parameters(foreach=True)
+    assert abs(law_errors(Forgetful(), make)["step inside backward"]) > 0.02
+
+
+class Forgetful(type(LEVER)):  # type: ignore[misc]
+    """Updates inside backward, but keeps every gradient."""
+
+    def apply(self, step: Step, option: Option) -> Any:
+        undo = super().apply(step, option)
+        kept: list[Any] = []
+        step.running.around_loss.append(lambda phase: _keeping(step, kept))
+        return undo
+
+
+class _keeping:
+    def __init__(self, step: Step, kept: list[Any]) -> None:
+        for optimizer in step.optimizers:
+            optimizer.register_step_post_hook(lambda o, *a: kept.extend(p.grad for g in o.param_groups for p in g["params"]))
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *exc: object) -> None: ...
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_exactness_is_what_it_says(kind: str) -> None:
+    make = mostly_parameters(kind, foreach=True, **KINDS[kind])
+    plain = state_after(made(make))
+    for option in options_of(LEVER, make).values():
+        step = made(make)
+        LEVER.apply(step, option)
+        changed = state_after(step)
+        if option.exactness == "bitwise":
+            assert differences(plain, changed) == [], option.name
+        for name, value in plain.items():
+            torch.testing.assert_close(changed[name], value, rtol=1e-3, atol=1e-6)
+
+
+def test_fused_is_not_bitwise() -> None:
+    """Seen, not assumed: otherwise its class would be too careful."""
+    plain, step = made(mostly_parameters()), made(mostly_parameters())
+    LEVER.apply(step, FUSED)
+    assert differences(state_after(plain), state_after(step))
+
+
+@pytest.mark.parametrize("name", [n for n in SMALL_STEPS if n not in ("two_phases", "in_place_ops")])
+def test_inside_backward_is_the_same_training(name: str) -> None:
+    step = made(SMALL_STEPS[name])
+    LEVER.apply(step, IN_BACKWARD)
+    assert differences(state_after(made(SMALL_STEPS[name])), state_after(step)) == []
+    assert all(p.grad is None for model in step.models.values() for p in model.parameters())
+
+
+def test_sameness_can_fail() -> None:
+    step = made(dense)
+    LEVER.apply(step, IN_BACKWARD)
+    step.running.steps_in_backward.append(step.optimizers[0])  # listed twice is stepped once
+    assert differences(state_after(made(dense)), state_after(step)) == []
+    twice = made(dense)
+    twice.optimizers[0].register_step_post_hook(lambda o, *a: o.param_groups[0]["params"][0].data.mul_(1.0001))
+    assert differences(state_after(made(dense)), state_after(twice))
+
+
+def test_several_phases_without_clipping() -> None:
+    def make() -> Step:
+        step = two_phases()
+        return replace(step, phases=[replace(phase, clip_grad_norm=None) for phase in step.phases])
+
+    step = made(make)
+    LEVER.apply(step, IN_BACKWARD)
+    assert differences(state_after(made(make)), state_after(step)) == []
+    assert abs(law_errors(LEVER, make)["step inside backward"]) < 0.02
+
+
+def test_the_scheduler_is_read_at_every_step() -> None:
+    def make() -> Step:
+        step = dense()
+        return replace(step, scheduler=torch.optim.lr_scheduler.StepLR(step.optimizers[0], 1, 0.5))
+
+    step, constant = made(make), made(dense)
+    LEVER.apply(step, IN_BACKWARD)
+    LEVER.apply(constant, IN_BACKWARD)
+    changed = state_after(step)
+    assert differences(state_after(made(make)), changed) == []
+    assert differences(state_after(constant), changed)
+    assert step.optimizers[0].param_groups[0]["lr"] == pytest.approx(0.001 / 8)
+
+
+@pytest.mark.parametrize("option", [LOOP, FUSED, IN_BACKWARD], ids=lambda o: str(o.name))
+def test_undo_restores(option: Option) -> None:
+    step = made(mostly_parameters(foreach=True))
+    before = furniture(step)
+    undo = LEVER.apply(step, option)
+    assert furniture(step) != before
+    step.run(step.batch)
+    undo()
+    assert furniture(step) == before
+    undo()
+    assert furniture(step) == before
+
+
+def test_an_error_in_the_middle_leaves_no_hooks() -> None:
+    step = made(dense)
+    LEVER.apply(step, IN_BACKWARD)
+    before = furniture(step)
+    handle = step.model[0].bias.register_hook(_fails)  # type: ignore[index]
+    with pytest.raises(ZeroDivisionError):
+        step.run(step.batch)
+    handle.remove()
+    assert furniture(step) == before
+
+
+def _fails(gradient: torch.Tensor) -> None:
+    raise ZeroDivisionError
+
+
+def test_an_interrupt_waits_for_the_last_update() -> None:
+    plain, step = made(dense), made(dense)
+    LEVER.apply(step, IN_BACKWARD)
+    handle = step.model[2].weight.register_hook(lambda g: signal.raise_signal(signal.SIGINT))  # type: ignore[index]
+    with pytest.raises(KeyboardInterrupt):
+        step.run(step.batch)
+    handle.remove()
+    plain.run(plain.batch)
+    assert all(torch.equal(a, b) for a, b in zip(plain.model.parameters(), step.model.parameters(), strict=True))  # type: ignore[union-attr]
+
+
+def refusal(step: Step, option: Option) -> str:
+    before = furniture(step)
+    with pytest.raises(CannotApply) as caught:
+        LEVER.apply(step, option)
+    assert furniture(step) == before
+    return str(caught.value)
+
+
+def test_inside_backward_is_refused_with_the_reason() -> None:
+    end = "Let it come after backward, as it is."
+    assert refusal(made(in_place_ops), IN_BACKWARD) == (
+        "The optimizer's step cannot be taken inside backward: this step clips the norm of all gradients together, which is known only "
+        f"after the last of them. {end}"
+    )
+    split = made(dense)
+    split.running.split = lambda phase, batch: [Part(batch)]
+    assert "this step's batch is split, and its gradients are sums" in refusal(split, IN_BACKWARD)
+    guarded = made(dense)
+    guarded.running.guard = Unscaled()
+    assert "this step scales its loss" in refusal(guarded, IN_BACKWARD)
+    assert "Rprop is not known to treat each parameter alone" in refusal(made(mostly_parameters("Rprop")), IN_BACKWARD)
+    shared = made(dense)
+    shared = replace(shared, optimizer=[shared.optimizers[0], torch.optim.SGD(shared.models[""].parameters(), 0.1)])
+    assert "a parameter is held by several optimizers" in refusal(shared, IN_BACKWARD)
+
+
+class Unscaled:
+    def scaled(self, loss: torch.Tensor) -> torch.Tensor:
+        return loss
+
+    def lets_step(self, phase: str, optimizers: Any) -> bool:
+        return True
+
+
+def test_a_split_or_guard_put_on_later_stops_the_step() -> None:
+    for name, value in (("split", lambda phase, batch: [Part(batch)]), ("guard", Unscaled())):
+        step = made(dense)
+        LEVER.apply(step, IN_BACKWARD)
+        setattr(step.running, name, value)
+        with pytest.raises(MemfitError, match="takes its step inside backward"):
+            step.run(step.batch)
+
+
+def test_fused_is_refused_with_the_reason() -> None:
+    assert refusal(made(mostly_parameters("RMSprop")), FUSED) == (
+        "RMSprop has no fused form: torch has one for Adam, AdamW, SGD, Adagrad. Leave its flags as they are."
+    )
+    whole = made(dense)
+    whole.optimizers[0].add_param_group({"params": [torch.nn.Parameter(torch.zeros(2, dtype=torch.int64), requires_grad=False)]})
+    assert "AdamW cannot be fused here: " in refusal(whole, FUSED)
+
+
+def test_options_are_only_what_would_change_something() -> None:
+    assert set(options_of(LEVER, mostly_parameters(foreach=True))) == {"parameter by parameter", "fused", "step inside backward"}
+    assert set(options_of(LEVER, mostly_parameters())) == {"fused", "step inside backward"}
+    assert set(options_of(LEVER, mostly_parameters(fused=True))) == {"step inside backward"}
+    assert set(options_of(LEVER, in_place_ops)) == set()
+    assert set(options_of(LEVER, mostly_parameters("Adafactor"))) == set()
+
+
+def test_gradients_are_gone_from_the_peak() -> None:
+    before = simulated(made(mostly_parameters("SGD", (64, 64, 64, 64, 64))))
+    after = LEVER.rewrite(before, IN_BACKWARD)
+    assert after.by_category["gradients"] < 0.6 * before.by_category["gradients"]
+    assert sum(after.by_category.values()) == after.peak_bytes
