@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from memfit.ledger.proportional import proportional_storages
 from memfit.ledger.timeline import last_op, live_bytes
 from memfit.levers.drawn import draw_kind
+from memfit.ops.convolutions import native_columns
 from memfit.records import Op, Storage, Trace
 
 
@@ -45,11 +46,17 @@ class _Line:
     def _smaller(self, number: int, storage: Storage) -> Storage:
         if storage.kind == "gradients" and storage.born >= 0 and not self.first:
             return replace(storage, died=self._accumulated_at(number, storage))
+        if self._is_loss(storage):
+            return replace(storage, bytes=min(storage.bytes, 8))
         if number not in self.growing or storage.kind:
             return storage
         dim = next(d for d, length in enumerate(storage.shape) if length and length % self.trace.batch_size == 0)
         shape = (*storage.shape[:dim], self._share(storage.shape[dim]), *storage.shape[dim + 1 :])
         return replace(storage, bytes=self._share(storage.bytes), shape=shape)
+
+    def _is_loss(self, storage: Storage) -> bool:
+        """A loss may hold more than its one number; weighted, it is let go before backward."""
+        return storage.born >= 0 and not storage.shape and not storage.kind and self.trace.ops[storage.born].phase == "forward"
 
     def _accumulated_at(self, number: int, storage: Storage) -> int:
         """A gradient made by a later micro-batch is gone once it is added to the first one's."""
@@ -73,7 +80,20 @@ class _Line:
     def _smaller_op(self, op: Op) -> Op:
         if op.phase == "optimizer" or not self.growing.intersection((*op.inputs, *op.outputs)):
             return op
-        return replace(op, workspace=self._share(op.workspace), workspace_error=self._share(op.workspace_error))
+        alone = self._inside_convolution(op) if self.samples == 1 and self.trace.device == "cpu" else None
+        inside = self._share(op.workspace) if alone is None else alone
+        return replace(op, workspace=inside, workspace_error=self._share(op.workspace_error))
+
+    def _inside_convolution(self, op: Op) -> int | None:
+        """What a convolution takes for a single sample, if torch then takes another kernel."""
+        backward = op.name.startswith("aten.convolution_backward.")
+        if not (backward or op.name.startswith("aten.convolution.")) or len(op.inputs) < 2 + backward:
+            return None
+        shapes = [self.trace.storages[n].shape for n in (*op.inputs[backward : 2 + backward], (op.inputs if backward else op.outputs)[0])]
+        if self.trace.storages[op.inputs[backward]].dtype != "float32" or not all(len(shape) > 3 for shape in shapes):
+            return None
+        columns = native_columns((1, *shapes[0][1:]), shapes[1], (1, *shapes[2][1:]), backward)
+        return None if columns is None else 4 * columns
 
     def _draws(self) -> Iterator[tuple[int, str]]:
         for now, op in enumerate(self.trace.ops):
