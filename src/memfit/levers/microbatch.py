@@ -57,15 +57,15 @@ class MicroBatch:
 
 
 def sizes(batch: int) -> list[int]:
-    """Micro-batch sizes worth offering, largest first: one for each number of parts up to 8, powers of two and divisors below.
+    """Micro-batch sizes worth offering, largest first: the smallest for each number of parts up to 8, then by powers of two and divisors.
 
-    >>> sizes(12), sizes(1)
-    ([6, 4, 3, 2, 1], [])
+    >>> sizes(12), sizes(5), sizes(1)
+    ([6, 4, 3, 2, 1], [3, 2, 1], [])
     """
-    halved = {-(-batch // count) for count in range(2, 9)}
     powers = {2**power for power in range(batch.bit_length())}
     divisors = {size for size in range(1, min(batch, 4096)) if batch % size == 0}
-    return sorted((size for size in halved | powers | divisors if size < batch), reverse=True)
+    counts = {*range(2, min(batch, 8) + 1), *(-(-batch // size) for size in powers | divisors if size < batch)}
+    return sorted({-(-batch // count) for count in counts}, reverse=True)
 
 
 def updated_buffer(trace: Trace) -> str:
