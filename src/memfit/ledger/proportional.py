@@ -6,7 +6,7 @@ import math
 
 from memfit.records import Op, Trace
 
-_GRADIENTS_OF = {"convolution_backward": 1, "native_layer_norm_backward": 1, "native_group_norm_backward": 1, "native_batch_norm_backward": 1}
+_INPUT_FIRST = ("convolution_backward", "native_layer_norm_backward", "native_group_norm_backward", "native_batch_norm_backward")
 """Ops that give an input's gradient first and their weights' gradients after it."""
 
 _PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
@@ -36,8 +36,8 @@ def _grows(trace: Trace, op: Op, position: int, number: int, found: set[int]) ->
     if op.phase == "forward":
         return bool(found.intersection(op.inputs)) or (not op.inputs and made.shape[0] == trace.batch_size)
     name = op.name.split(".")[1]
-    if name in _GRADIENTS_OF:
-        return position < _GRADIENTS_OF[name]
+    if name in _INPUT_FIRST:
+        return position == 0
     forward = trace.ops[op.forward] if op.forward is not None else None
     around = {*op.inputs, *((*forward.inputs, *forward.outputs) if forward else ())}
     growing = {math.prod(trace.storages[n].shape) for n in around & found}

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from memfit.batches import batch_size, map_tensors, tensors_in
@@ -51,7 +50,7 @@ class Split:
             return float(batch_size(piece))
         weight = float(self._weight(piece))
         if not (math.isfinite(weight) and weight >= 0):
-            raise MemfitError(f"Step.weight gave {weight} for a micro-batch: it must give a number from 0 up, what its mean was taken over.")
+            raise MemfitError(f"Step.weight gave {weight} for a micro-batch: give what its mean is taken over, from 0 up.")
         return weight
 
 
@@ -85,6 +84,7 @@ class _Turns:
 def sliced(batch: Any, total: int, start: int, length: int) -> Any:
     """A part of a nested batch: views of its tensors; numbers, other values and lists of them are shared by all parts.
 
+    >>> import torch
     >>> sliced({"x": torch.arange(4), "t": torch.tensor(7), "names": ["a", "b", "c", "d"]}, 4, 1, 2)
     {'x': tensor([1, 2]), 't': tensor(7), 'names': ['a', 'b', 'c', 'd']}
     """

@@ -70,7 +70,8 @@ class Drawn:
             return self.shape, None
         if len(shape) != len(self.shape):
             return None
-        scaled = [d for d, (mine, whole) in enumerate(zip(shape, self.shape, strict=True)) if mine != whole and mine * batch == whole * part]
+        pairs = enumerate(zip(shape, self.shape, strict=True))
+        scaled = [d for d, (mine, whole) in pairs if mine != whole and mine * batch == whole * part]
         if len(scaled) > 1:
             scaled = [d for d in scaled if self.shape[d] == batch]
         if len(scaled) != 1 or shape[scaled[0]] % part:

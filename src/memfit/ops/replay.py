@@ -102,7 +102,7 @@ class Replay(TorchDispatchMode):
         if generator is None:
             self._ordinal += 1
             return self._ordinal
-        return hashlib.blake2b(generator.get_state().numpy(), digest_size=16).digest()
+        return hashlib.blake2b(generator.get_state().numpy().tobytes(), digest_size=16).digest()
 
     def _draw(self, kind: str, func: Any, args: Any, kwargs: Any, generator: torch.Generator | None) -> _Kept:
         if self._part != self._first:

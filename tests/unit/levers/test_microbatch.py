@@ -12,7 +12,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_steps import SMALL_STEPS
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
@@ -29,6 +28,7 @@ from memfit.levers.microbatch import MicroBatch, sizes
 from memfit.levers.microbatch_running import Split
 from memfit.records import Ledger, Option, Process, Trace
 from memfit.running import Part
+from small_steps import SMALL_STEPS
 
 LEVER = LEVERS["microbatch"]
 Make = Callable[[], Step]
@@ -176,10 +176,14 @@ def test_other_dropout_masks_would_be_noticed() -> None:
     assert worst(got, expected) > 0.1
 
 
+def modes() -> int:
+    return len(torch.utils._python_dispatch._get_current_dispatch_mode_stack())
+
+
 def test_a_step_that_draws_nothing_has_no_mode_around_it() -> None:
     step = SMALL_STEPS["dense"]()
     counts: list[int] = []
-    step = replace(step, loss=lambda m, x: (counts.append(len(torch.utils._python_dispatch._get_current_dispatch_mode_stack())), m(x).mean())[1])
+    step = replace(step, loss=lambda m, x: (counts.append(modes()), m(x).mean())[1])
     with LEVER.apply(step, option(step, 8)):
         counts.clear()
         step.run(step.batch)
@@ -194,7 +198,7 @@ def test_backward_has_no_mode_around_it_unless_it_draws() -> None:
 
         @staticmethod
         def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
-            counts.append(len(torch.utils._python_dispatch._get_current_dispatch_mode_stack()))
+            counts.append(modes())
             return grad
 
     counts: list[int] = []
@@ -270,7 +274,7 @@ def test_broken_twins_are_noticed() -> None:
     step = uneven()
     right = Split(2, 5, {}, False, None)
     assert broken(step, right) < 1e-12
-    assert broken(step, lambda phase, b: [replace(part, share=1 / 3) for part in right(phase, b)]) > 1e-3  # a ragged one that counts for a whole
+    assert broken(step, lambda phase, b: [replace(p, share=1 / 3) for p in right(phase, b)]) > 1e-3  # a ragged one counts for a whole
     assert broken(step, lambda phase, b: list(right(phase, b))[:-1]) > 1e-3  # a lost one
     assert broken(step, lambda phase, b: [Part(p.batch) for p in right(phase, b)]) > 1e-3  # sums instead of means
 
@@ -304,7 +308,7 @@ def test_each_part_has_its_own_carry() -> None:
         lengths.append(carry["y"].shape[0])
         return (carry["y"] * m(x)).mean()
 
-    phases = [Phase("first", first, torch.optim.SGD(net.parameters(), 0.1)), Phase("second", second, torch.optim.SGD(net.parameters(), 0.1))]
+    phases = [Phase(name, loss, torch.optim.SGD(net.parameters(), 0.1)) for name, loss in (("first", first), ("second", second))]
     step = Step(net, phases=phases, batch=torch.randn(5, 2, dtype=torch.float64))
     chosen = option(step, 2)
     with LEVER.apply(step, chosen):
@@ -361,7 +365,7 @@ def test_undo_after_an_exception_in_the_middle_of_a_step() -> None:
     with LEVER.apply(step, option(step, 1)), pytest.raises(KeyboardInterrupt):
         while True:
             step.run(step.batch)
-    assert step.running.split is None and not torch.utils._python_dispatch._get_current_dispatch_mode_stack()
+    assert step.running.split is None and not modes()
 
 
 def test_a_weight_must_be_a_number() -> None:

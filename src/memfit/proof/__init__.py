@@ -1,0 +1,1 @@
+"""Judges sameness: a fitted step against the plain one, from the same state."""
