@@ -14,7 +14,7 @@ import memfit
 
 ROOT = Path(memfit.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
-PUBLIC = {"CannotSimulate", "Ledger", "MemfitError", "Phase", "Step", "StepError", "profile"}
+PUBLIC = {"CannotSimulate", "Ledger", "MemfitError", "Phase", "Step", "StepError", "chunked", "profile"}
 MAY_NOT_IMPORT = {
     "units": {"torch", "memfit.step", "memfit.capture", "memfit.ledger", "memfit.report", "memfit.commands", "memfit.records"},
     "errors": {"torch", "memfit"},
@@ -82,4 +82,4 @@ def test_files_and_functions_stay_short() -> None:
 def test_the_public_names() -> None:
     assert set(memfit.__all__) == PUBLIC
     assert all((getattr(memfit, name).__doc__ or "").strip() for name in PUBLIC)
-    assert all(">>>" in (getattr(memfit, name).__doc__ or "") for name in ("Step", "Phase", "profile"))
+    assert all(">>>" in (getattr(memfit, name).__doc__ or "") for name in ("Step", "Phase", "chunked", "profile"))

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from memfit.ledger.proportional import proportional_storages
 from memfit.ledger.timeline import last_op, live_bytes
 from memfit.levers.drawn import draw_kind
-from memfit.ops.convolutions import native_columns
-from memfit.records import Op, Storage, Trace
+from memfit.levers.shrunk import Shrunk
+from memfit.records import Storage, Trace
 
 
 def micro_batch_line(trace: Trace, size: int, replays: bool) -> Trace:
@@ -33,30 +33,24 @@ class _Line:
         spans = {loss: (first, last) for loss, first, last in _spans(self.trace)}
         storages = [self._smaller(number, storage) for number, storage in enumerate(self.trace.storages)]
         added = [extra for number, storage in enumerate(self.trace.storages) for extra in self._beside(number, storage, spans)]
-        ops = [self._smaller_op(op) for op in self.trace.ops]
+        ops = [self._shrunk.op(op) for op in self.trace.ops]
         if self.replays:
             for now, kind in self._draws():
                 added.append(self._kept(now, kind, spans[ops[now].loss]))
                 ops[now] = replace(ops[now], workspace=ops[now].workspace + self._inside_draw(now, kind))
         return replace(self.trace, ops=tuple(ops), storages=(*storages, *added))
 
+    @property
+    def _shrunk(self) -> Shrunk:
+        return Shrunk(self.trace, self.growing, self.samples)
+
     def _share(self, count: int) -> int:
-        return count * self.samples // self.trace.batch_size
+        return self._shrunk.share(count)
 
     def _smaller(self, number: int, storage: Storage) -> Storage:
         if storage.kind == "gradients" and storage.born >= 0 and not self.first:
             return replace(storage, died=self._accumulated_at(number, storage))
-        if self._is_loss(storage):
-            return replace(storage, bytes=min(storage.bytes, 8))
-        if number not in self.growing or storage.kind:
-            return storage
-        dim = next(d for d, length in enumerate(storage.shape) if length and length % self.trace.batch_size == 0)
-        shape = (*storage.shape[:dim], self._share(storage.shape[dim]), *storage.shape[dim + 1 :])
-        return replace(storage, bytes=self._share(storage.bytes), shape=shape)
-
-    def _is_loss(self, storage: Storage) -> bool:
-        """A loss may hold more than its one number; weighted, it is let go before backward."""
-        return storage.born >= 0 and not storage.shape and not storage.kind and self.trace.ops[storage.born].phase == "forward"
+        return self._shrunk.storage(number)
 
     def _accumulated_at(self, number: int, storage: Storage) -> int:
         """A gradient made by a later micro-batch is gone once it is added to the first one's."""
@@ -76,24 +70,6 @@ class _Line:
         elif number in self.growing and not storage.kind and last_op(storage, len(self.trace.ops)) > end:
             left = storage.bytes - self._share(storage.bytes)
             yield replace(storage, bytes=left, born=end if self.first else start)
-
-    def _smaller_op(self, op: Op) -> Op:
-        if op.phase == "optimizer" or not self.growing.intersection((*op.inputs, *op.outputs)):
-            return op
-        alone = self._inside_convolution(op) if self.samples == 1 and self.trace.device == "cpu" else None
-        inside = self._share(op.workspace) if alone is None else alone
-        return replace(op, workspace=inside, workspace_error=self._share(op.workspace_error))
-
-    def _inside_convolution(self, op: Op) -> int | None:
-        """What a convolution takes for a single sample, if torch then takes another kernel."""
-        backward = op.name.startswith("aten.convolution_backward.")
-        if not (backward or op.name.startswith("aten.convolution.")) or len(op.inputs) < 2 + backward:
-            return None
-        shapes = [self.trace.storages[n].shape for n in (*op.inputs[backward : 2 + backward], (op.inputs if backward else op.outputs)[0])]
-        if self.trace.storages[op.inputs[backward]].dtype != "float32" or not all(len(shape) > 3 for shape in shapes):
-            return None
-        columns = native_columns((1, *shapes[0][1:]), shapes[1], (1, *shapes[2][1:]), backward)
-        return None if columns is None else 4 * columns
 
     def _draws(self) -> Iterator[tuple[int, str]]:
         for now, op in enumerate(self.trace.ops):

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from memfit.capture.rollback import rolled_back
 from memfit.errors import MemfitError
 from memfit.levers.microbatch import MicroBatch
-from memfit.levers.microbatch_running import sliced
+from memfit.parts import sliced
 from memfit.records import Option
 from memfit.running import Running
 from memfit.step import Step
@@ -45,7 +45,8 @@ def why_not_separable(step: Step, option: Option, samples: int = _FEW) -> str:
         except MemfitError as error:
             return str(error)
         except Exception as error:
-            return f"the step fails on a single sample, where {count} together work ({type(error).__name__}: {error}). Leave out microbatch."
+            why = f"{type(error).__name__}: {error}"
+            return f"the step fails on a single sample, where {count} together work ({why}). Leave out microbatch."
     return next((told for phase in whole if (told := _told(phase, whole[phase], parts[phase], count))), "")
 
 
