@@ -14,11 +14,7 @@ _PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
 
 def proportional_storages(trace: Trace) -> frozenset[int]:
     """The numbers of the storages whose bytes are in proportion to the number of samples; the batch's own tensors are among them."""
-    found = {
-        number
-        for number, storage in enumerate(trace.storages)
-        if storage.kind == "batch" and storage.shape[:1] == (trace.batch_size,) and storage.born < 0
-    }
+    found = {number for number, storage in enumerate(trace.storages) if storage.kind == "batch" and storage.shape}
     for now, op in enumerate(trace.ops):
         if op.phase == "optimizer":
             continue

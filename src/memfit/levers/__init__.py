@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from memfit.levers.chunk import Chunk
 from memfit.levers.lever import CannotApply, Lever
 from memfit.levers.microbatch import MicroBatch
 from memfit.levers.undo import Undo
 
 __all__ = ["LEVERS", "CannotApply", "Lever", "Undo"]
 
-LEVERS: dict[str, Lever] = {lever.name: lever for lever in (MicroBatch(),)}
+LEVERS: dict[str, Lever] = {lever.name: lever for lever in (MicroBatch(), Chunk())}

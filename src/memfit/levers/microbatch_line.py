@@ -38,7 +38,7 @@ class _Line:
             for now, kind in self._draws():
                 added.append(self._kept(now, kind, spans[ops[now].loss]))
                 ops[now] = replace(ops[now], workspace=ops[now].workspace + self._inside_draw(now, kind))
-        return replace(self.trace, ops=tuple(ops), storages=(*storages, *added))
+        return replace(self.trace, ops=tuple(ops), storages=(*storages, *added), batch_size=self.samples)
 
     @property
     def _shrunk(self) -> Shrunk:
