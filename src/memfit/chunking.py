@@ -195,7 +195,7 @@ def _check(loss: Any, given: list[torch.Tensor] | None) -> None:
     if stranger is not None:
         raise MemfitError(
             f"memfit.chunked would lose a gradient: decode_and_loss depends on a trained tensor of shape {tuple(stranger.shape)} "
-            "that it was not told of. Give the module or tensor as parameters=, pass it as an argument, or freeze it (requires_grad_(False))."
+            "that it was not told of. Give the module or tensor as parameters=, pass it as an argument, or freeze it."
         )
 
 

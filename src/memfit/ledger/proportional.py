@@ -32,12 +32,12 @@ def _grows(trace: Trace, op: Op, position: int, number: int, found: set[int]) ->
     if op.phase == "forward":
         return bool(found.intersection(op.inputs)) or (not op.inputs and made.shape[0] == trace.batch_size)
     name = op.name.split(".")[1]
-    if name in _INPUT_FIRST:
-        return position == 0
     forward = trace.ops[op.forward] if op.forward is not None else None
     around = {*op.inputs, *((*forward.inputs, *forward.outputs) if forward else ())}
     growing = {math.prod(trace.storages[n].shape) for n in around & found}
     fixed = {math.prod(trace.storages[n].shape) for n in around - found}
+    if name in _INPUT_FIRST:
+        return position == 0 and count in growing
     if name in _PRODUCTS and found.issuperset(op.inputs) and count in fixed:
         return False  # the gradient of a weight: summed over all samples
     if count in growing:

@@ -94,7 +94,7 @@ class _Moved:
             self.trace,
             ops=tuple(ops),
             storages=(*storages, *added),
-            saved=tuple(replace(s, op=self.new[s.op], read=None if s.read is None else self.new.get(s.read, s.read)) for s in self.trace.saved),
+            saved=tuple(replace(s, op=self.new[s.op], read=self.new.get(s.read) if s.read is not None else None) for s in self.trace.saved),
             calls=tuple(Call(call.module, self.new[call.first], self.new[call.last]) for call in self.trace.calls),
         )
 

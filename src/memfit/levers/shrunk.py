@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
-from memfit.ops.convolutions import native_columns
+from memfit.ops.convolutions import fixed_part, native_columns
 from memfit.records import Op, Storage, Trace
 
 
@@ -39,17 +40,26 @@ class Shrunk:
         """An op with what it takes inside for these samples."""
         if op.phase == "optimizer" or not self.growing.intersection((*op.inputs, *op.outputs)):
             return op
-        alone = self._inside_convolution(op) if self.samples == 1 < self.trace.batch_size and self.trace.device == "cpu" else None
-        inside = self.share(op.workspace) if alone is None else alone
-        return replace(op, workspace=inside, workspace_error=self.share(op.workspace_error))
+        inside = self._inside_convolution(op) if self.trace.device == "cpu" and self.samples < self.trace.batch_size else None
+        return replace(
+            op, workspace=self.share(op.workspace) if inside is None else inside, workspace_error=self.share(op.workspace_error)
+        )
 
     def _inside_convolution(self, op: Op) -> int | None:
-        """What a convolution takes for a single sample, if torch then takes another kernel."""
+        """What a convolution takes inside, which is not in proportion to the samples; None for any other op."""
         backward = op.name.startswith("aten.convolution_backward.")
         if not (backward or op.name.startswith("aten.convolution.")) or len(op.inputs) < 2 + backward:
             return None
-        shapes = [self.trace.storages[n].shape for n in (*op.inputs[backward : 2 + backward], (op.inputs if backward else op.outputs)[0])]
-        if self.trace.storages[op.inputs[backward]].dtype != "float32" or not all(len(shape) > 3 for shape in shapes):
+        given, weight = (self.trace.storages[n] for n in op.inputs[backward : 2 + backward])
+        output = self.trace.storages[op.inputs[0] if backward else op.outputs[0]]
+        if not all(len(storage.shape) > 3 for storage in (given, weight, output)):
             return None
-        columns = native_columns((1, *shapes[0][1:]), shapes[1], (1, *shapes[2][1:]), backward)
-        return None if columns is None else 4 * columns
+        if self.samples == 1 and given.dtype == "float32":
+            made = {math.prod(self.trace.storages[n].shape) for n in op.outputs} if backward else set()
+            wanted = [math.prod(storage.shape) in made for storage in (given, weight)]
+            columns = native_columns((1, *given.shape[1:]), weight.shape, (1, *output.shape[1:]), *wanted)
+            if columns is not None:
+                return 4 * columns
+        size = given.bytes // math.prod(given.shape)
+        fixed = fixed_part(op.workspace, given.shape, weight.shape, output.shape, size) if size else 0
+        return fixed + self.share(op.workspace - fixed)

@@ -18,32 +18,16 @@ from torch.utils.checkpoint import checkpoint
 
 import memfit
 from memfit import Phase, Step
-from memfit.capture.fake_recorder import FakeRecorder
-from memfit.capture.labels import labelled
-from memfit.capture.simulation import simulated
-from memfit.capture.whereabouts import ModulePath
-from memfit.ledger import account
 from memfit.levers import LEVERS, CannotApply
 from memfit.levers.microbatch import MicroBatch, sizes
 from memfit.levers.microbatch_running import Split
-from memfit.records import Ledger, Option, Process, Trace
+from memfit.records import Option
 from memfit.running import Part
+from quick_ledgers import seen
 from small_steps import SMALL_STEPS
 
 LEVER = LEVERS["microbatch"]
 Make = Callable[[], Step]
-
-
-def seen(step: Step) -> Ledger:
-    """The step's ledger without workspaces and process, which take time to measure."""
-    with simulated(step) as fake:
-        recorder = FakeRecorder(ModulePath(fake.models))
-        with labelled(recorder, fake), recorder:
-            fake.run(fake.batch, recorder, schedule=False)
-    ops = recorder.ops([0] * (recorder.now + 1))
-    return account(
-        Trace(ops, recorder.storages(), recorder.saved(), recorder.calls(), (), Process(0), True, "cpu", step.batch_size)
-    )
 
 
 def option(step: Step, size: int) -> Option:
