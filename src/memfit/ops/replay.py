@@ -6,6 +6,7 @@ state its generator was in, so that a region which is recomputed, or a program t
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -102,7 +103,8 @@ class Replay(TorchDispatchMode):
         if generator is None:
             self._ordinal += 1
             return self._ordinal
-        return hashlib.blake2b(generator.get_state().numpy().tobytes(), digest_size=16).digest()
+        state = generator.get_state()  # read past torch, which would show it to every mode as a tensor of the step's
+        return hashlib.blake2b(ctypes.string_at(state.data_ptr(), state.numel()), digest_size=16).digest()
 
     def _draw(self, kind: str, func: Any, args: Any, kwargs: Any, generator: torch.Generator | None) -> _Kept:
         if self._part != self._first:
