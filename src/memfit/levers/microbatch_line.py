@@ -89,7 +89,7 @@ class _Line:
         if kind not in ("mask", "dropout"):
             return 0
         count = math.prod(self.trace.storages[self.trace.ops[now].outputs[-1]].shape)
-        return count if self.first or not self._grows(now) else self._share(count)
+        return count if self.first else 3 * (self._share(count) if self._grows(now) else count) // 2
 
     def _grows(self, now: int) -> bool:
         return self.trace.ops[now].outputs[-1] in self.growing

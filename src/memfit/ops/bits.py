@@ -2,36 +2,36 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
 
+_GATHER = sum(1 << (56 - 7 * place) for place in range(8))  # times eight bytes of 0 or 1 it brings them together in the highest byte
+_SPREAD = torch.tensor([sum(((value >> place) & 1) << (8 * place) for place in range(8)) for value in range(256)])
 
-def packed(mask: torch.Tensor) -> torch.Tensor:
-    """A boolean tensor's values as bits, in the order of its elements.
 
-    >>> packed(torch.tensor([True, False, True, False, False, False, False, False, True]))
+def packed_away(mask: torch.Tensor) -> torch.Tensor:
+    """A boolean tensor's values as bits, in the order of its elements. The tensor itself may be used up: its memory serves as scratch.
+
+    >>> packed_away(torch.tensor([True, False, True, False, False, False, False, False, True]))
     tensor([5, 1], dtype=torch.uint8)
     """
-    flat = mask.reshape(-1).view(torch.uint8)
-    bits = torch.zeros((flat.numel() + 7) // 8, dtype=torch.uint8, device=mask.device)
-    for place in range(8):
-        every_eighth = flat[place::8]
-        bits[: every_eighth.numel()] |= every_eighth << place
-    return bits
+    flat = mask.reshape(-1)
+    if flat.numel() % 8 or flat.storage_offset() % 8:
+        padded = torch.zeros(-(-flat.numel() // 8) * 8, dtype=torch.bool, device=mask.device)
+        padded[: flat.numel()] = flat
+        flat = padded
+    words = flat.view(torch.int64)
+    return words.mul_(_GATHER).bitwise_right_shift_(56).to(torch.uint8)
 
 
 def unpacked(bits: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
-    """The boolean tensor that `packed` was given.
+    """The boolean tensor that `packed_away` was given.
 
-    >>> unpacked(packed(torch.tensor([[True, False], [False, True]])), (2, 2))
+    >>> unpacked(packed_away(torch.tensor([[True, False], [False, True]])), (2, 2))
     tensor([[ True, False],
             [False,  True]])
     """
-    mask = torch.empty(bits.numel() * 8, dtype=torch.uint8, device=bits.device)
-    for place in range(8):
-        mask[place::8] = (bits >> place) & 1
-    count = 1
-    for length in shape:
-        count *= length
-    return mask[:count].view(torch.bool).view(tuple(shape))
+    spread = _SPREAD.to(bits.device).index_select(0, bits.int())
+    return spread.view(torch.bool)[: math.prod(shape)].view(tuple(shape))

@@ -17,7 +17,7 @@ import torch
 from torch._guards import detect_fake_mode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from memfit.ops.bits import packed, unpacked
+from memfit.ops.bits import packed_away, unpacked
 from memfit.ops.draws import Drawn, NotReplayable, kind_of_draw, really_draws
 
 aten = torch.ops.aten
@@ -117,9 +117,11 @@ class Replay(TorchDispatchMode):
         drawn = _draw_whole(kind, func, args, kwargs, whole, shape)
         pieces = [drawn] * len(self._lengths) if dim is None else list(drawn.split([self._rows(shape[dim], n) for n in self._lengths], dim))
         masks = drawn.dtype == torch.bool
-        kept = [packed(piece) for piece in pieces] if masks and dim is not None else [packed(drawn)] * len(pieces) if masks else pieces
         after = None if generator is None else generator.get_state()
-        return _Kept(list(kept), [tuple(piece.shape) for piece in pieces], masks, after)
+        shapes = [tuple(piece.shape) for piece in pieces]
+        if masks:
+            pieces = [packed_away(drawn)] * len(pieces) if dim is None else [packed_away(piece) for piece in pieces]
+        return _Kept(list(pieces), shapes, masks, after)
 
     def _rows(self, length: int, samples: int) -> int:
         return length // sum(self._lengths) * samples
