@@ -1,6 +1,8 @@
 """Make a PyTorch training step fit a memory budget, and see where every byte goes."""
 
-from memfit.errors import CannotSimulate, MemfitError, NotEquivalent, StepError
+from memfit.chunking import chunked
+from memfit.errors import CannotSimulate, Infeasible, MemfitError, NotEquivalent, StepError
+from memfit.planning import plan
 from memfit.profiling import profile
 from memfit.proof import verify
 from memfit.records import Ledger, Plan, Verdict
@@ -8,6 +10,7 @@ from memfit.step import Phase, Step
 
 __all__ = [
     "CannotSimulate",
+    "Infeasible",
     "Ledger",
     "MemfitError",
     "NotEquivalent",
@@ -16,6 +19,8 @@ __all__ = [
     "Step",
     "StepError",
     "Verdict",
+    "chunked",
+    "plan",
     "profile",
     "verify",
 ]

@@ -122,6 +122,7 @@ class Storage:
     shape: tuple[int, ...] = ()
     dtype: str = ""
     name: str = ""
+    strides: tuple[int, ...] = ()  # () where the shape's last dimension runs fastest, as it mostly does
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ class Part:
     batch: Any
     share: float = 1.0
     around: Callable[[], AbstractContextManager[Any]] = nullcontext  # entered around this part's loss and backward
+    around_loss: Callable[[], AbstractContextManager[Any]] = nullcontext  # entered around its loss only, before `Running.around_loss`
 
 
 class Guard(Protocol):

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from memfit.batches import batch_size, map_tensors
 from memfit.errors import StepError
 from memfit.in_backward import stepped_in_backward
-from memfit.running import Running, interrupts_held_back
+from memfit.running import Part, Running, interrupts_held_back
 from memfit.step_faults import faults_of, loss_faults
 
 Loss = Callable[..., torch.Tensor]
@@ -151,7 +151,7 @@ class Step:
         for number, part in enumerate(self.running.parts(phase.name, batch)):
             carry = carries.setdefault(number, {})
             with part.around():
-                loss = self._part_loss(phase, part.batch, carry, watcher)
+                loss = self._part_loss(phase, part, carry, watcher)
                 if part.share != 1.0:
                     loss = loss * part.share
                 enter("backward")
@@ -163,11 +163,11 @@ class Step:
         assert total is not None  # a batch has at least one part
         return total
 
-    def _part_loss(self, phase: Phase, batch: Batch, carry: dict[str, Any], watcher: Watcher | None) -> torch.Tensor:
+    def _part_loss(self, phase: Phase, part: Part, carry: dict[str, Any], watcher: Watcher | None) -> torch.Tensor:
         if watcher:
             watcher.enter("forward", phase.name)
-        with self.running.surroundings(phase.name):
-            loss = phase.loss(self.model, batch, carry)
+        with part.around_loss(), self.running.surroundings(phase.name):
+            loss = phase.loss(self.model, part.batch, carry)
         if faults := loss_faults(phase.name, loss):
             raise StepError(faults)
         if watcher:

@@ -125,7 +125,7 @@ class Recorder(TorchDispatchMode):
         watched = _Watched(storage, self._died)
         watched.number = len(self._storages)
         self._watched[id(storage)] = watched
-        self._storages.append([storage.nbytes(), born, None, "", tuple(tensor.shape), tensor.dtype, ""])
+        self._storages.append([storage.nbytes(), born, None, "", tuple(tensor.shape), tensor.dtype, "", _odd_strides(tensor)])
         return watched.number
 
     def _died(self, watched: _Watched) -> None:
@@ -179,8 +179,8 @@ class Recorder(TorchDispatchMode):
         """What lived, and when; `hidden` bytes of an op are added to the first storage it made."""
         unseen = dict(enumerate(hidden))
         return tuple(
-            Storage(size + unseen.pop(born, 0), born, died, kind, shape, str(dtype).removeprefix("torch."), name)
-            for size, born, died, kind, shape, dtype, name in self._storages
+            Storage(size + unseen.pop(born, 0), born, died, kind, shape, str(dtype).removeprefix("torch."), name, strides)
+            for size, born, died, kind, shape, dtype, name, strides in self._storages
         )
 
     def saved(self) -> tuple[Saved, ...]:
@@ -195,6 +195,10 @@ class Recorder(TorchDispatchMode):
     def calls(self) -> tuple[Call, ...]:
         """The module calls of the forward passes."""
         return tuple(self._calls)
+
+
+def _odd_strides(tensor: torch.Tensor) -> tuple[int, ...]:
+    return () if tensor.is_contiguous() else tuple(tensor.stride())
 
 
 def _tensors(values: Any) -> Iterator[torch.Tensor]:

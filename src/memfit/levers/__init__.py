@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from memfit.levers.allocator import AllocatorLever
 from memfit.levers.architecture import ArchitectureLever
+from memfit.levers.chunk import Chunk
 from memfit.levers.compile import CompileLever
 from memfit.levers.lever import CannotApply, Lever
 from memfit.levers.loader import LoaderLever
+from memfit.levers.microbatch import MicroBatch
 from memfit.levers.optimizer import OptimizerLever
 from memfit.levers.saved import SavedLever
 from memfit.levers.undo import Undo
@@ -17,6 +19,8 @@ LEVERS: dict[str, Lever] = {
     lever.name: lever
     for lever in (
         SavedLever(),
+        MicroBatch(),
+        Chunk(),
         OptimizerLever(),
         LoaderLever(),
         AllocatorLever(),

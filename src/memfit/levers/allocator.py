@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 from memfit.ledger.timeline import live_bytes
-from memfit.levers.lever import CannotApply, rewritten, trace_of
+from memfit.levers.lever import CannotApply, trace_of
+from memfit.levers.rewriting import rewritten
 from memfit.levers.undo import Undo
 from memfit.records import Ledger, Option, Process, Trace
 from memfit.step import Step

@@ -19,7 +19,8 @@ from torch._dynamo import lookup_backend
 from torch._functorch import config as functorch_config
 
 from memfit.errors import MemfitError
-from memfit.levers.lever import CannotApply, rewritten, trace_of
+from memfit.levers.lever import CannotApply, trace_of
+from memfit.levers.rewriting import rewritten
 from memfit.levers.undo import Undo
 from memfit.records import Ledger, Op, Option, Saved, Storage, Trace
 from memfit.step import Step

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Protocol
 
 from memfit.errors import MemfitError
-from memfit.ledger import account
 from memfit.levers.undo import Undo
 from memfit.records import Ledger, Option, Trace
 from memfit.step import Step
@@ -51,12 +49,3 @@ def trace_of(ledger: Ledger) -> Trace:
     if ledger.trace is None:
         raise MemfitError("This profile was read from a file, without the trace a plan needs: profile the step again.")
     return ledger.trace
-
-
-def rewritten(ledger: Ledger, trace: Trace) -> Ledger:
-    """The ledger of a changed trace. What the process took was measured without the change, and becomes its slack."""
-    process = trace.process
-    if process.measured_bytes is not None:
-        slack = max(0, process.measured_bytes - process.base_bytes - ledger.peak_bytes - process.workers_bytes)
-        process = replace(process, measured_bytes=None, slack_low_bytes=slack, slack_bytes=slack, slack_high_bytes=slack)
-    return account(replace(trace, process=process))

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from memfit.levers.lever import CannotApply, rewritten, trace_of
+from memfit.levers.lever import CannotApply, trace_of
+from memfit.levers.rewriting import rewritten
 from memfit.levers.undo import Undo
 from memfit.ops.random_samples import draws_random_numbers
 from memfit.ops.sample_cache import has_cache, keep_fewer

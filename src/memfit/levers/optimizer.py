@@ -12,8 +12,9 @@ from torch.optim.optimizer import _device_dtype_check_for_fused
 
 from memfit.levers.eight_bit import KINDS as EIGHT_BIT_KINDS
 from memfit.levers.eight_bit import in_eight_bits, is_installed, keep_eight_bits
-from memfit.levers.lever import CannotApply, rewritten, trace_of
+from memfit.levers.lever import CannotApply, trace_of
 from memfit.levers.optimizer_line import LOOPS, fused, has_lists_of_temporaries, in_backward, looped, updates_in
+from memfit.levers.rewriting import rewritten
 from memfit.levers.undo import Undo
 from memfit.records import Ledger, Option, Trace
 from memfit.step import Step

@@ -1,88 +1,37 @@
-"""Lossless packing: truth values, and values of which there are only two, to one bit each; whole numbers to fewer bytes."""
+"""Two-valued tensors in an eighth of a byte each."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Sequence
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 
-Unpack = Callable[[], torch.Tensor]
-_WHOLE_NUMBERS = (torch.int64, torch.int32, torch.int16)
-_SMALLER = (torch.uint8, torch.int8, torch.int16, torch.int32)
+_GATHER = sum(1 << (56 - 7 * place) for place in range(8))  # times eight bytes of 0 or 1 it brings them together in the highest byte
+_SPREAD = torch.tensor([sum(((value >> place) & 1) << (8 * place) for place in range(8)) for value in range(256)])
 
 
-def packed(tensor: torch.Tensor) -> Unpack | None:
-    """How to get the same tensor back from fewer bytes, bit for bit; None where its values do not allow it.
+def packed_away(mask: torch.Tensor) -> torch.Tensor:
+    """A boolean tensor's values as bits, in the order of its elements. The tensor itself may be used up: its memory serves as scratch.
 
-    >>> mask = torch.tensor([0.0, 1.25, 1.25, 0.0])
-    >>> torch.equal(packed(mask)(), mask), packed(torch.tensor([0.1, 0.2, 0.3]))
-    (True, None)
+    >>> packed_away(torch.tensor([True, False, True, False, False, False, False, False, True]))
+    tensor([5, 1], dtype=torch.uint8)
     """
-    if not tensor.is_contiguous() or tensor.numel() < 2:
-        return None
-    if tensor.dtype in _WHOLE_NUMBERS:
-        return _narrowed(tensor)
-    if tensor.dtype == torch.bool:
-        bits = _to_bits(tensor.flatten())
-        return None if bits is None else _with_shape(bits, tensor, None)
-    if not tensor.is_floating_point():
-        return None
-    high = tensor.amax()
-    bits = _to_bits(tensor.flatten(), high)
-    return None if bits is None else _with_shape(bits, tensor, high)
+    flat = mask.reshape(-1)
+    if flat.numel() % 8 or flat.storage_offset() % 8:
+        padded = torch.zeros(-(-flat.numel() // 8) * 8, dtype=torch.bool, device=mask.device)
+        padded[: flat.numel()] = flat
+        flat = padded
+    words = flat.view(torch.int64)
+    return words.mul_(_GATHER).bitwise_right_shift_(56).to(torch.uint8)
 
 
-def _to_bits(flat: torch.Tensor, high: torch.Tensor | None = None) -> torch.Tensor | None:
-    """Eight flags to a byte: flag i is bit (i // length) of byte (i % length), so that no step needs more than an eighth.
+def unpacked(bits: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    """The boolean tensor that `packed_away` was given.
 
-    `high` makes flags of values that are zero or high; None comes back if others are among them.
+    >>> unpacked(packed_away(torch.tensor([[True, False], [False, True]])), (2, 2))
+    tensor([[ True, False],
+            [False,  True]])
     """
-    length = -(-flat.numel() // 8)
-    bits = torch.zeros(length, dtype=torch.uint8, device=flat.device)
-    for place in range(8):
-        piece = flat[place * length : (place + 1) * length]
-        if high is not None:
-            flags = piece == high
-            if not _certainly(flags | (piece == 0) & ~torch.signbit(piece)):
-                return None
-            piece = flags
-        bits[: piece.numel()] |= piece.view(torch.uint8) << place
-    return bits
-
-
-def _certainly(conditions: torch.Tensor) -> bool:
-    """A simulated tensor has no values: there, what the plan says is believed."""
-    return isinstance(conditions, FakeTensor) or bool(conditions.all())
-
-
-def _from_bits(bits: torch.Tensor, count: int, dtype: torch.dtype) -> torch.Tensor:
-    flags = torch.empty(count, dtype=dtype, device=bits.device)
-    length = bits.numel()
-    for place in range(8):
-        piece = flags[place * length : (place + 1) * length]
-        piece.copy_((bits[: piece.numel()] >> place) & 1)
-    return flags
-
-
-def _with_shape(bits: torch.Tensor, tensor: torch.Tensor, high: torch.Tensor | None) -> Unpack:
-    shape, dtype, count = tensor.shape, tensor.dtype, tensor.numel()
-
-    def unpack() -> torch.Tensor:
-        flags = _from_bits(bits, count, dtype)
-        return (flags if high is None else flags.mul_(high)).view(shape)
-
-    return unpack
-
-
-def _narrowed(tensor: torch.Tensor) -> Unpack | None:
-    dtype = tensor.dtype
-    if isinstance(tensor, FakeTensor):
-        small = tensor.to(torch.int32) if dtype == torch.int64 else tensor
-        return lambda: small.to(dtype)
-    low, high = (int(value) for value in torch.aminmax(tensor))
-    for smaller in _SMALLER:
-        if smaller.itemsize < dtype.itemsize and torch.iinfo(smaller).min <= low and high <= torch.iinfo(smaller).max:
-            narrow = tensor.to(smaller)
-            return lambda: narrow.to(dtype)
-    return None
+    spread = _SPREAD.to(bits.device).index_select(0, bits.int())
+    return spread.view(torch.bool)[: math.prod(shape)].view(tuple(shape))

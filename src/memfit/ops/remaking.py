@@ -48,12 +48,11 @@ class Part(NamedTuple):
 class Node:
     """An operator call that can be run again. After `times` remakings its outputs stay until nobody waits for them; 0: never."""
 
-    __slots__ = ("__weakref__", "args", "func", "kwargs", "outputs", "random_state", "times", "writes_to_first")
+    __slots__ = ("__weakref__", "args", "func", "kwargs", "outputs", "times", "writes_to_first")
 
     def __init__(self, func: Any, args: Any, kwargs: dict[str, Any], times: int) -> None:
         self.func, self.args, self.kwargs, self.times = func, args, kwargs, times
         self.outputs: list[torch.Tensor] | None = None
-        self.random_state: torch.Tensor | None = None  # replayed, so that a random op draws the same numbers again
         self.writes_to_first = False  # an in-place op: its first argument is copied before it is written
 
     def sources(self) -> Iterator[Node]:
@@ -66,8 +65,7 @@ class Node:
         if self.writes_to_first and not may_overwrite:
             args = [_copy_of_memory(self.args[0], made), *args[1:]]
         kwargs = {name: _values(value, made) for name, value in self.kwargs.items()}
-        with _random_numbers(self.random_state):
-            out = self.func(*args, **kwargs)
+        out = self.func(*args, **kwargs)
         if self.writes_to_first:
             return [_whole(out, self.args[0], made)]
         return list(out) if isinstance(out, (tuple, list)) else [out]
@@ -139,19 +137,6 @@ def _values(value: Any, made: dict[Node, list[torch.Tensor]]) -> Any:
     if type(value) in (list, tuple):
         return [_values(item, made) for item in value]
     return value
-
-
-@contextmanager
-def _random_numbers(state: torch.Tensor | None) -> Iterator[None]:
-    if state is None:
-        yield
-        return
-    now = torch.get_rng_state()
-    torch.set_rng_state(state)
-    try:
-        yield
-    finally:
-        torch.set_rng_state(now)
 
 
 @contextmanager

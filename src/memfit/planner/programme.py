@@ -81,7 +81,7 @@ class Programme:
     def freed(self, ops: Mapping[int, str], moment: int) -> float:
         """What the programme believes a table frees at a moment."""
         chosen = np.zeros(self.count)
-        for op, how in ops.items():
+        for op, how in ((op, how) for op, how in ops.items() if op in self.place):
             way = _AWAY if how in STORED else _ONCE if how == CACHE else _AGAIN
             chosen[_WAYS * self.place[op] + way] = 1
         for number, (source, user) in enumerate(self.pairs):

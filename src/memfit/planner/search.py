@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from memfit.levers.saved import masks, unread_inputs
 from memfit.levers.saved.line import Line
 from memfit.levers.saved.table import DISK, RECOMPUTE, TIMES
 from memfit.planner.candidates import candidates_of
@@ -35,6 +36,7 @@ class Search:
 
     def __init__(self, line: Line, seconds: NDArray[np.float64], speeds: Speeds, disk: bool = True) -> None:
         self.evaluation = Evaluation(line, seconds, speeds)
+        self.always = {**masks(line), **unread_inputs(line)}  # they cost next to nothing
         self.plain = self.evaluation.of({})
         self.candidates = candidates_of(line, self.plain.peak)
         self.programme = Programme(self.candidates, len(seconds), self.evaluation.cost, disk)
@@ -59,6 +61,7 @@ class Search:
         return min(self.known, key=lambda table: (table.peak, table.seconds))
 
     def _try(self, ops: dict[int, str]) -> tuple[Table, Outcome]:
+        ops = {**self.always, **ops}
         outcome = self.evaluation.of(ops)
         table = Table(ops, outcome.peak, outcome.seconds)
         self.known.append(table)
@@ -112,7 +115,7 @@ class Search:
     def _polish(self, best: Table, limit: int, deadline: float) -> Table:
         """Take back decisions, or make once what was made several times, wherever it still fits; the dearest first."""
         seconds = self.evaluation.seconds
-        for op in sorted(best.ops, key=lambda op: -float(seconds[op])):
+        for op in sorted(best.ops.keys() - self.always.keys(), key=lambda op: -float(seconds[op])):
             for change in (None, *self.ways):
                 if time.monotonic() > deadline:
                     return best

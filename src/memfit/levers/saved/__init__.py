@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from memfit.ledger import account
 from memfit.levers.lever import trace_of
+from memfit.levers.rewriting import rewritten
 from memfit.levers.saved.apply import apply_tables
 from memfit.levers.saved.line import Line, line_of
-from memfit.levers.saved.rewriting import rewritten
+from memfit.levers.saved.rewriting import with_remakings
 from memfit.levers.saved.schedule import schedule
 from memfit.levers.saved.table import BITS, CACHE, DROP, RECOMPUTE, make_tables, ops_of, settings_of, tables_of
 from memfit.levers.undo import Undo
@@ -52,7 +52,7 @@ class SavedLever:
     def rewrite(self, ledger: Ledger, option: Option) -> Ledger:
         """The time line with remakings in it."""
         line = line_of(trace_of(ledger))
-        return account(rewritten(line, schedule(line, ops_of(line.trace, tables_of(option.settings)))))
+        return rewritten(ledger, with_remakings(line, schedule(line, ops_of(line.trace, tables_of(option.settings)))))
 
     def apply(self, step: Step, option: Option) -> Undo:
         """Hooks around the losses; no model is changed."""

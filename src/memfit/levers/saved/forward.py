@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from memfit.levers.saved.handles import Handle, put_away
 from memfit.levers.saved.line import SMALL_BESIDE
-from memfit.levers.saved.table import DROP, STORED, TIMES, PhaseTable, Region
+from memfit.levers.saved.table import BITS, DROP, STORED, TIMES, PhaseTable, Region
 from memfit.ops.remaking import Kept, Node, Part, remake
 from memfit.ops.spill import Spill
 
@@ -96,6 +96,7 @@ class Forward(TorchDispatchMode):
         return do
 
     def _run_noted(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], do: str) -> Any:
+        do = BITS if _draws(func) and do not in STORED else do  # what was drawn is never drawn again, whoever stands behind the generator
         node = None if do in STORED else self._node(func, args, kwargs, TIMES.get(do, 0))
         out = func(*args, **kwargs)
         read = {id(t.untyped_storage()) for t in _tensors((args, *kwargs.values()))}
@@ -113,8 +114,6 @@ class Forward(TorchDispatchMode):
         for place in _STATISTICS.get(func._schema.name, ()) if args[5:6] == (True,) else ():
             kept[place] = None
         node = Node(func, kept, {name: self._keep(value) for name, value in kwargs.items()}, times)
-        if torch.Tag.nondeterministic_seeded in func.tags:
-            node.random_state = torch.get_rng_state()
         reference = weakref.ref(node)
         for value in _kept_in((kept, *node.kwargs.values())):
             self._readers.setdefault(id(value.tensor.untyped_storage()), []).append(reference)
@@ -156,6 +155,8 @@ class Forward(TorchDispatchMode):
                     self._quietly(remake, node)
         simple = len(written) == 1 and written[0] is args[0]
         maker = self._makers.get(id(args[0].untyped_storage())) if simple else None
+        if maker is not None and _draws(func):
+            maker = maker._replace(do=BITS)
         part = self._part(args[0]) if maker is not None and maker.do not in STORED else None
         node = None
         if part is not None:
@@ -214,6 +215,10 @@ class Forward(TorchDispatchMode):
         self._makers.clear()
         self._readers.clear()
         self._fresh.clear()
+
+
+def _draws(func: Any) -> bool:
+    return torch.Tag.nondeterministic_seeded in func.tags
 
 
 def _kept(tensor: torch.Tensor) -> Kept:

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from memfit.levers.saved.table import BITS, DISK, HOST
-from memfit.ops.bits import packed
 from memfit.ops.host import OnHost
+from memfit.ops.lossless import packed
 from memfit.ops.remaking import Kept, Node, Part, remake
 from memfit.ops.spill import Spill
 

@@ -9,6 +9,7 @@ from memfit.levers.saved.table import is_in_place
 from memfit.records import Saved, Trace
 
 SMALL_BESIDE = 16  # an output so many times smaller than the op's largest is kept: means and deviations of a norm
+_DRAWS = ("bernoulli", "rand", "normal", "uniform_", "native_dropout", "exponential_", "multinomial", "rrelu", "_fused_dropout")
 _NO_VALUES_NEEDED = "aten.empty_like.default"
 
 
@@ -21,6 +22,7 @@ class Line:
     writers: dict[int, list[int]]  # storage: the op that made it and those that wrote to it in place, in order
     needs: list[tuple[int, ...]]  # op: the storages it must have to run again
     kept: dict[int, list[int]]  # storage: its rows in trace.saved
+    drawn: frozenset[int]  # ops whose result holds random numbers: it is packed where that is possible, never made again
     ends: list[int]  # row of trace.saved: the last op of the gradient that reads it
     passing: dict[int, int]  # storage: the last op that would see it if autograd kept nothing
 
@@ -45,7 +47,13 @@ def line_of(trace: Trace) -> Line:
         kept[saved.storage].append(row)
     needs = [() if op.name == _NO_VALUES_NEEDED else tuple(dict.fromkeys(op.inputs)) for op in trace.ops]
     ends = _ends(trace)
-    return Line(trace, dict(made), writers, needs, dict(kept), ends, _passing(trace, writers, kept, ends))
+    drawn = frozenset(s[0] for s in writers.values() if any(_draws(trace.ops[writer].name) for writer in s))
+    return Line(trace, dict(made), writers, needs, dict(kept), drawn, ends, _passing(trace, writers, kept, ends))
+
+
+def _draws(name: str) -> bool:
+    word = name.split(".")[1]
+    return word.startswith(_DRAWS)
 
 
 def _ends(trace: Trace) -> list[int]:

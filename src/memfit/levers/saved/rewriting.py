@@ -10,7 +10,7 @@ from memfit.levers.saved.schedule import Schedule
 from memfit.records import Call, Op, Storage, Trace
 
 
-def rewritten(line: Line, new: Schedule) -> Trace:
+def with_remakings(line: Line, new: Schedule) -> Trace:
     """The trace with remakings put in before the ops that ask for them, and every storage living as long as it then does."""
     trace = line.trace
     counts = [len(new.again.get(number, ())) for number in range(len(trace.ops))]

@@ -40,14 +40,15 @@ def schedule(line: Line, ops: Mapping[int, str]) -> Schedule:
 
 class _Follower:
     def __init__(self, line: Line, ops: Mapping[int, str]) -> None:
-        self.line, self.ops = line, ops
+        self.line = line
+        self.ops = {op: BITS if op in line.drawn and do not in (*STORED, DROP) else do for op, do in ops.items()}
         self.result = Schedule()
         self.times: dict[int, int] = {}  # of each node: after so many remakings it stays; 0: never
-        self.noded = {s for op, do in ops.items() if do != DROP for s in line.made.get(op, ())}
+        self.noded = {s for op, do in self.ops.items() if do != DROP for s in line.made.get(op, ()) if _can_be(line, s, do)}
         for s in self.noded:
             for writer in self._writers(s):
-                self.times[writer] = TIMES.get(ops[line.writers[s][0]], 0) if writer == line.writers[s][-1] else 0
-        self.dropped = {op for op, do in ops.items() if do == DROP}
+                self.times[writer] = TIMES.get(self.ops[line.writers[s][0]], 0) if writer == line.writers[s][-1] else 0
+        self.dropped = {op for op, do in self.ops.items() if do == DROP}
         self.sources: dict[int, list[int]] = {}
         self.holds: dict[int, list[int]] = {}
         self.makes: dict[int, list[int]] = {}
@@ -193,6 +194,13 @@ class _Follower:
 def _live_until(pieces: list[Piece], moment: tuple[int, int]) -> None:
     for piece in pieces:
         piece.died = moment
+
+
+def _can_be(line: Line, s: int, do: str) -> bool:
+    """Only truth values, whole numbers and what a bernoulli drew fit into fewer bits."""
+    dtype = line.trace.storages[s].dtype
+    drawn = any("bernoulli" in line.trace.ops[writer].name for writer in line.writers[s])
+    return do != BITS or drawn or dtype in ("bool", "int64", "int32", "int16")
 
 
 def _packed_bytes(line: Line, s: int) -> int:

@@ -1,0 +1,210 @@
+"""`memfit.chunked`: a part of a loss, run and differentiated chunk by chunk, so that only one chunk's activations exist at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.autograd.function import once_differentiable
+
+from memfit.batches import batch_size, map_tensors, tensors_in
+from memfit.errors import MemfitError
+from memfit.ops.draws import Drawn, NotReplayable
+from memfit.ops.leaves import unlisted_leaf
+from memfit.ops.replay import Replay
+from memfit.ops.turns import Turns
+from memfit.parts import checked_weight, is_simulated, lengths, shares, sliced
+
+ChunkLoss = Callable[..., torch.Tensor]
+
+
+@dataclass
+class Chunking:
+    """What the chunk lever says about the calls of `chunked` in a loss; `draws` are each call's, in the order of the calls."""
+
+    size: int
+    batch: int = 0
+    draws: Sequence[Sequence[Drawn]] = ()
+    again: bool = False
+    calls: int = field(default=0, init=False)
+
+    def turns(self, counts: Sequence[int]) -> Turns:
+        """What surrounds the chunks of the next call."""
+        draws = self.draws[self.calls] if self.calls < len(self.draws) else ()
+        self.calls += 1
+        return Turns(Replay(draws, self.batch, counts) if draws else None, self.again)
+
+
+_chunking: ContextVar[Chunking | None] = ContextVar("memfit.chunking", default=None)
+
+
+@contextmanager
+def chunking_by(chunking: Chunking) -> Iterator[None]:
+    """Calls of `chunked` inside take chunks of this size."""
+    token = _chunking.set(chunking)
+    try:
+        yield
+    finally:
+        _chunking.reset(token)
+
+
+class ChunkedCall(nn.Module):
+    """Marks the call in a trace."""
+
+    def forward(self, call: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """Run it."""
+        return call()
+
+
+_mark = ChunkedCall()
+
+
+def chunked(
+    decode_and_loss: ChunkLoss,
+    latents: Any,
+    *others: Any,
+    size: int | None = None,
+    weight: Callable[..., float] | None = None,
+    parameters: Iterable[torch.Tensor | nn.Module] | nn.Module = (),
+) -> torch.Tensor:
+    """`decode_and_loss(latents, *others)`, a mean over samples, in chunks that are each differentiated before the next one runs.
+
+    Without `size` the batch is taken whole, until the chunk lever chooses. What is trained inside, or needs gradients and is not an
+    argument, is given as `parameters`. `weight(latents, *others)` is what a chunk counts for (default: its number of samples).
+
+    >>> decoder = nn.Linear(2, 8).requires_grad_(False)
+    >>> latents, images = torch.randn(4, 2, requires_grad=True), torch.randn(4, 8)
+    >>> loss = chunked(lambda z, x: (decoder(z) - x).pow(2).mean(), latents, images, size=1)
+    >>> loss.backward()
+    >>> latents.grad.shape
+    torch.Size([4, 2])
+    """
+    chunking = _chunking.get() if size is None else Chunking(size)
+    if size is not None and size < 1:
+        raise MemfitError(f"memfit.chunked needs a size of at least 1, not {size}.")
+    if batch_size((latents, *others)) == 0:
+        raise MemfitError("memfit.chunked got no tensor with samples in it: give the latents, one row for each sample.")
+    if chunking is None:
+        return _mark(lambda: decode_and_loss(latents, *others))  # type: ignore[no-any-return]
+    run = _Run(decode_and_loss, (latents, *others), weight, chunking, tuple(_tensors_of(parameters)))
+    return _mark(run.loss)  # type: ignore[no-any-return]
+
+
+def _tensors_of(parameters: Iterable[torch.Tensor | nn.Module] | nn.Module) -> Iterator[torch.Tensor]:
+    for given in [parameters] if isinstance(parameters, nn.Module) else parameters:
+        found = given.parameters() if isinstance(given, nn.Module) else [given]
+        yield from (tensor for tensor in found if tensor.requires_grad)
+
+
+@dataclass
+class _Run:
+    """One call: its arguments cut into chunks, and the gradients that come of them."""
+
+    decode_and_loss: ChunkLoss
+    arguments: tuple[Any, ...]
+    weight: Callable[..., float] | None
+    chunking: Chunking
+    parameters: tuple[torch.Tensor, ...]
+
+    def loss(self) -> torch.Tensor:
+        needing = [t for _, t in tensors_in(self.arguments) if t.requires_grad] if torch.is_grad_enabled() else []
+        inputs = list({id(t): t for t in needing}.values())
+        parameters = self.parameters if torch.is_grad_enabled() else ()
+        if not inputs and not parameters:
+            return self.differentiated([], [])[0]
+        return _Differentiated.apply(self, len(inputs), *inputs, *parameters)  # type: ignore[no-untyped-call, no-any-return]
+
+    def differentiated(self, inputs: list[torch.Tensor], parameters: list[torch.Tensor]) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """The loss, and its gradients with respect to the inputs and the parameters."""
+        total = batch_size(self.arguments)
+        counts = lengths(total, self.chunking.size)
+        starts = [number * self.chunking.size for number in range(len(counts))]
+        pieces = [(start, count) for start, count in zip(starts, counts, strict=True)]
+        weighed = shares([self._weight_of(*piece, total) for piece in pieces], counts)
+        turns, gradients, value = self.chunking.turns(counts), [torch.zeros_like(t) for t in (*inputs, *parameters)], None
+        for number, (piece, share) in enumerate(zip(pieces, weighed, strict=True)):
+            if share:
+                with _explained(), turns.whole(number):
+                    loss = self._chunk(*piece, total, share, inputs, parameters, gradients, turns)
+                value = loss if value is None else value + loss
+        assert value is not None  # shares sum to 1
+        return value, gradients
+
+    def _weight_of(self, start: int, count: int, total: int) -> float:
+        if self.weight is None or is_simulated(self.arguments):
+            return float(count)
+        return checked_weight("The weight of memfit.chunked", self.weight(*sliced(self.arguments, total, start, count)))
+
+    def _chunk(
+        self,
+        start: int,
+        count: int,
+        total: int,
+        share: float,
+        inputs: list[torch.Tensor],
+        parameters: list[torch.Tensor],
+        gradients: list[torch.Tensor],
+        turns: Turns,
+    ) -> torch.Tensor:
+        """One chunk's share of the loss; its gradients are added, and nothing else of it remains."""
+        leaves = {id(t): _part_of(t, total, start, count).detach().requires_grad_(t.requires_grad) for t in inputs}
+        arguments = map_tensors(lambda t: leaves.get(id(t), _part_of(t, total, start, count)), self.arguments)
+        with torch.set_grad_enabled(bool(gradients)), turns.loss():
+            loss = self.decode_and_loss(*arguments)
+            _check(loss, [*leaves.values(), *parameters] if gradients else None)
+            loss = loss * share
+        if gradients and loss.requires_grad:
+            found = torch.autograd.grad(loss, [*leaves.values(), *parameters], allow_unused=True)
+            for whole, gradient in zip(gradients, found, strict=True):
+                if gradient is not None:
+                    _part_of(whole, total, start, count, only_if=gradient.shape).add_(gradient)
+        return loss.detach()
+
+
+class _Differentiated(torch.autograd.Function):
+    """A loss whose gradients are known as soon as it is."""
+
+    @staticmethod
+    def forward(ctx: Any, run: _Run, count: int, *tensors: torch.Tensor) -> torch.Tensor:
+        value, gradients = run.differentiated(list(tensors[:count]), list(tensors[count:]))
+        ctx.save_for_backward(*gradients)
+        return value
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, scale: torch.Tensor) -> Any:
+        return None, None, *(gradient * scale for gradient in ctx.saved_tensors)
+
+
+def _part_of(tensor: torch.Tensor, total: int, start: int, count: int, only_if: torch.Size | None = None) -> torch.Tensor:
+    """A chunk's rows of a tensor with a row for each sample; any other tensor as it is."""
+    divided = tensor.dim() > 0 and tensor.shape[0] == total and (only_if is None or only_if != tensor.shape)
+    return tensor.narrow(0, start, count) if divided else tensor
+
+
+def _check(loss: Any, given: list[torch.Tensor] | None) -> None:
+    if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+        shape = f"has shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else f"is a {type(loss).__name__}"
+        raise MemfitError(f"memfit.chunked needs a scalar from decode_and_loss, the mean over its chunk; what it gave {shape}.")
+    stranger = None if given is None else unlisted_leaf(loss, given)
+    if stranger is not None:
+        raise MemfitError(
+            f"memfit.chunked would lose a gradient: decode_and_loss depends on a trained tensor of shape {tuple(stranger.shape)} "
+            "that it was not told of. Give the module or tensor as parameters=, pass it as an argument, or freeze it."
+        )
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    try:
+        yield
+    except NotReplayable as error:
+        raise MemfitError(
+            f"chunk cannot give each chunk the whole batch's random numbers: {error}. "
+            "Allow redrawn (the same distribution, other numbers), or leave out chunk."
+        ) from error

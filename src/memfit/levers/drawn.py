@@ -1,0 +1,59 @@
+"""The random draws of a step, read from its trace."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+
+from memfit.ops.draws import Drawn, kind_of_draw, order_of
+from memfit.records import Op, Trace
+
+_FUSED = "_scaled_dot_product"  # on a GPU these drop out inside, or not: a trace does not say
+
+
+@functools.cache
+def _operator(name: str) -> Any:
+    try:
+        return functools.reduce(getattr, name.split("."), torch.ops)
+    except (AttributeError, RuntimeError):  # an operator of a library that is not loaded here
+        return None
+
+
+def draw_kind(op: Op) -> str:
+    """How an op of a trace draws random numbers; "" when it does not, or when only its rate would tell."""
+    operator = _operator(op.name)
+    return "" if operator is None or _FUSED in op.name else kind_of_draw(operator)
+
+
+def draws_of(trace: Trace) -> dict[str, list[list[Any]]]:
+    """For each loss that draws, its draws in order: [op, shape, order of the dimensions in memory]."""
+    found: dict[str, list[list[Any]]] = {}
+    for op in trace.ops:
+        if op.phase == "forward" and op.outputs and draw_kind(op):
+            drawn = trace.storages[op.outputs[-1]]
+            found.setdefault(op.loss, []).append([op.name, list(drawn.shape), list(order_of(drawn.strides))])
+    return found
+
+
+def drawn_from(settings: list[list[Any]]) -> list[Drawn]:
+    """What `draws_of` wrote, read back."""
+    return [Drawn(op, tuple(shape), tuple(order)) for op, shape, order in settings]
+
+
+def draws_again_in_backward(trace: Trace) -> bool:
+    """A region that is recomputed draws its numbers a second time."""
+    return any(op.phase == "backward" and draw_kind(op) for op in trace.ops)
+
+
+def not_replayable(trace: Trace) -> str:
+    """The first draw that a part cannot take from the whole batch's, in words; "" when all can be."""
+    forward = [op for op in trace.ops if op.phase == "forward"]
+    drawing = [op for op in forward if draw_kind(op)]
+    fused = [op for op in forward if _FUSED in op.name and _operator(op.name) and kind_of_draw(_operator(op.name)) and drawing]
+    for op in (*drawing, *fused):
+        if draw_kind(op) in ("other", "") and op.outputs:
+            where = f" at {op.source}" if op.source else ""
+            return f"{op.name.split('.')[1]}{where} draws by the values of its own samples"
+    return ""

@@ -1,0 +1,56 @@
+"""A step's batch taken in parts: slices, what each counts for, and the random numbers each meets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from memfit.batches import batch_size
+from memfit.levers.drawn import drawn_from
+from memfit.levers.lever import CannotApply
+from memfit.ops.draws import NotReplayable
+from memfit.ops.replay import Replay
+from memfit.ops.turns import Turns
+from memfit.parts import checked_weight, is_simulated, lengths, shares, sliced
+from memfit.running import Part
+
+
+class Split:
+    """What `Running.split` calls: a phase's name and a batch to its parts."""
+
+    def __init__(self, size: int, batch: int, draws: dict[str, Any], again: bool, weight: Callable[[Any], float] | None) -> None:
+        self._size, self._batch, self._weight, self._again = size, batch, weight, again
+        self._draws = {phase: drawn_from(told) for phase, told in draws.items()}
+
+    def __call__(self, phase: str, batch: Any) -> list[Part]:
+        """The parts, in the order of the samples; those that count for nothing are left out."""
+        total = batch_size(batch)
+        if total <= self._size:
+            return [Part(batch)]
+        counts = lengths(total, self._size)
+        pieces = [sliced(batch, total, number * self._size, count) for number, count in enumerate(counts)]
+        turns = Turns(Replay(self._draws[phase], self._batch, counts) if phase in self._draws else None, self._again)
+        weighed = shares([self._weight_of(piece) for piece in pieces], counts)
+        numbered = enumerate(zip(pieces, weighed, strict=True))
+        return [Part(piece, share, _turn(turns, number), turns.loss) for number, (piece, share) in numbered if share]
+
+    def _weight_of(self, piece: Any) -> float:
+        if self._weight is None or is_simulated(piece):
+            return float(batch_size(piece))
+        return checked_weight("Step.weight", self._weight(piece))
+
+
+def _turn(turns: Turns, number: int) -> Any:
+    @contextmanager
+    def around() -> Iterator[None]:
+        try:
+            with turns.whole(number):
+                yield
+        except NotReplayable as error:
+            raise CannotApply(
+                f"microbatch cannot give each micro-batch the whole batch's random numbers: {error}. "
+                "Allow redrawn (the same distribution, other numbers), or leave out microbatch."
+            ) from error
+
+    return around

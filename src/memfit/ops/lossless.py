@@ -1,0 +1,88 @@
+"""Lossless packing: truth values, and values of which there are only two, to one bit each; whole numbers to fewer bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+Unpack = Callable[[], torch.Tensor]
+_WHOLE_NUMBERS = (torch.int64, torch.int32, torch.int16)
+_SMALLER = (torch.uint8, torch.int8, torch.int16, torch.int32)
+
+
+def packed(tensor: torch.Tensor) -> Unpack | None:
+    """How to get the same tensor back from fewer bytes, bit for bit; None where its values do not allow it.
+
+    >>> mask = torch.tensor([0.0, 1.25, 1.25, 0.0])
+    >>> torch.equal(packed(mask)(), mask), packed(torch.tensor([0.1, 0.2, 0.3]))
+    (True, None)
+    """
+    if not tensor.is_contiguous() or tensor.numel() < 2:
+        return None
+    if tensor.dtype in _WHOLE_NUMBERS:
+        return _narrowed(tensor)
+    if tensor.dtype == torch.bool:
+        bits = _to_bits(tensor.flatten())
+        return None if bits is None else _with_shape(bits, tensor, None)
+    if not tensor.is_floating_point():
+        return None
+    high = tensor.amax()
+    bits = _to_bits(tensor.flatten(), high)
+    return None if bits is None else _with_shape(bits, tensor, high)
+
+
+def _to_bits(flat: torch.Tensor, high: torch.Tensor | None = None) -> torch.Tensor | None:
+    """Eight flags to a byte: flag i is bit (i // length) of byte (i % length), so that no step needs more than an eighth.
+
+    `high` makes flags of values that are zero or high; None comes back if others are among them.
+    """
+    length = -(-flat.numel() // 8)
+    bits = torch.zeros(length, dtype=torch.uint8, device=flat.device)
+    for place in range(8):
+        piece = flat[place * length : (place + 1) * length]
+        if high is not None:
+            flags = piece == high
+            if not _certainly(flags | (piece == 0) & ~torch.signbit(piece)):
+                return None
+            piece = flags
+        bits[: piece.numel()] |= piece.view(torch.uint8) << place
+    return bits
+
+
+def _certainly(conditions: torch.Tensor) -> bool:
+    """A simulated tensor has no values: there, what the plan says is believed."""
+    return isinstance(conditions, FakeTensor) or bool(conditions.all())
+
+
+def _from_bits(bits: torch.Tensor, count: int, dtype: torch.dtype) -> torch.Tensor:
+    flags = torch.empty(count, dtype=dtype, device=bits.device)
+    length = bits.numel()
+    for place in range(8):
+        piece = flags[place * length : (place + 1) * length]
+        piece.copy_((bits[: piece.numel()] >> place) & 1)
+    return flags
+
+
+def _with_shape(bits: torch.Tensor, tensor: torch.Tensor, high: torch.Tensor | None) -> Unpack:
+    shape, dtype, count = tensor.shape, tensor.dtype, tensor.numel()
+
+    def unpack() -> torch.Tensor:
+        flags = _from_bits(bits, count, dtype)
+        return (flags if high is None else flags.mul_(high)).view(shape)
+
+    return unpack
+
+
+def _narrowed(tensor: torch.Tensor) -> Unpack | None:
+    dtype = tensor.dtype
+    if isinstance(tensor, FakeTensor):
+        small = tensor.to(torch.int32) if dtype == torch.int64 else tensor
+        return lambda: small.to(dtype)
+    low, high = (int(value) for value in torch.aminmax(tensor))
+    for smaller in _SMALLER:
+        if smaller.itemsize < dtype.itemsize and torch.iinfo(smaller).min <= low and high <= torch.iinfo(smaller).max:
+            narrow = tensor.to(smaller)
+            return lambda: narrow.to(dtype)
+    return None

@@ -1,0 +1,179 @@
+"""Chunks: the whole batch's gradients through a part that runs in pieces, and the memory that was promised."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+import memfit
+from memfit import Phase, Step
+from memfit.chunking import ChunkedCall
+from memfit.levers import LEVERS, CannotApply
+from memfit.levers.chunk_line import MARK
+from quick_ledgers import seen
+from small_steps import SMALL_STEPS
+
+CHUNK, MICROBATCH = LEVERS["chunk"], LEVERS["microbatch"]
+
+
+def pixel_loss(trained: bool = False, dropout: float = 0.0, batch: int = 6, dtype: torch.dtype = torch.float32, inside: Any = None) -> Step:
+    """A projection that predicts latents, a decoder, and a loss on pixels."""
+    torch.manual_seed(0)
+    body = [nn.Conv2d(4, 16, 3, padding=1), nn.GroupNorm(4, 16), nn.SiLU(), nn.Dropout(dropout)]
+    decoder = nn.Sequential(*body, nn.Upsample(scale_factor=2), nn.Conv2d(16, 3, 3))
+    net = nn.ModuleDict({"project": nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Dropout(dropout), nn.Linear(32, 256))})
+    net["decoder"] = decoder.requires_grad_(trained)
+
+    def loss(m: Any, b: dict[str, torch.Tensor]) -> torch.Tensor:
+        z = m["project"](b["c"]).view(-1, 4, 8, 8)
+
+        def decode(z: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+            return F.mse_loss(m["decoder"](inside(z) if inside else z), x)
+
+        return 2 * memfit.chunked(decode, z, b["x"], parameters=m["decoder"]) + 1e-3 * z.pow(2).mean()
+
+    pixels = {"c": torch.randn(batch, 16, dtype=dtype), "x": torch.randn(batch, 3, 14, 14, dtype=dtype)}
+    return Step(net.to(dtype), loss, torch.optim.AdamW(net.parameters()), pixels)
+
+
+def ran(step: Step) -> tuple[torch.Tensor, list[torch.Tensor], torch.Tensor]:
+    torch.manual_seed(5)
+    loss = step.run(step.batch)[""]
+    return loss, [p.grad.clone() for m in step.models.values() for p in m.parameters() if p.grad is not None], torch.get_rng_state()
+
+
+def option(lever: Any, step: Step, size: int) -> Any:
+    found = lever.options(seen(step))[0]
+    return replace(found, settings={**found.settings, "size": size})
+
+
+def difference(make: Callable[[], Step], **size_of: int) -> float:
+    whole, parts = make(), make()
+    loss, expected, state = ran(whole)
+    options = [(LEVERS[name], option(LEVERS[name], parts, size)) for name, size in size_of.items()]
+    undos = [lever.apply(parts, chosen) for lever, chosen in options]
+    got_loss, got, got_state = ran(parts)
+    for undo in reversed(undos):
+        undo()
+    assert torch.equal(state, got_state)
+    torch.testing.assert_close(got_loss, loss, rtol=1e-10, atol=0)
+    return max(float((a - b).norm() / (b.norm() + 1e-12)) for a, b in zip(got, expected, strict=True))
+
+
+@settings(max_examples=8, deadline=None, derandomize=True)
+@given(st.integers(1, 5), st.integers(1, 6), st.booleans(), st.sampled_from([0.0, 0.4]))
+def test_gradients_are_the_whole_batchs(batch: int, size: int, trained: bool, dropout: float) -> None:
+    assert difference(lambda: pixel_loss(trained, dropout, batch, torch.float64), chunk=size) < 1e-10
+
+
+@pytest.mark.parametrize("size_of", [{"microbatch": 4, "chunk": 2}, {"chunk": 2, "microbatch": 4}, {"chunk": 1, "microbatch": 3}])
+def test_together_with_micro_batches(size_of: dict[str, int]) -> None:
+    assert difference(lambda: pixel_loss(True, 0.4, 6, torch.float64), **size_of) < 1e-10
+
+
+def test_a_region_that_is_recomputed_inside_a_chunk_meets_its_own_masks() -> None:
+    again = lambda z: checkpoint(lambda y: F.dropout(y, 0.5).sin(), z, use_reentrant=False)  # noqa: E731
+    assert difference(lambda: pixel_loss(True, 0.3, 5, torch.float64, again), chunk=2) < 1e-10
+
+
+def test_other_masks_would_be_noticed() -> None:
+    make = lambda: pixel_loss(True, 0.4, 6, torch.float64, lambda z: F.dropout(z, 0.3))  # noqa: E731
+    whole, parts = make(), make()
+    chosen = option(CHUNK, parts, 2)
+    with CHUNK.apply(parts, replace(chosen, settings={**chosen.settings, "draws": {}})):
+        got = ran(parts)[1]
+    assert max(float((a - b).norm() / b.norm()) for a, b in zip(got, ran(whole)[1], strict=True)) > 0.1
+
+
+@pytest.mark.parametrize(("trained", "dropout"), [(False, 0.0), (True, 0.0), (False, 0.4)])
+def test_the_law_holds(trained: bool, dropout: float) -> None:
+    ledger = memfit.profile(pixel_loss(trained, dropout), simulate=True)
+    for chosen in CHUNK.options(ledger)[::2]:
+        step = pixel_loss(trained, dropout)
+        with CHUNK.apply(step, chosen):
+            captured = memfit.profile(step, simulate=True).peak_bytes
+        assert abs(CHUNK.rewrite(ledger, chosen).peak_bytes / captured - 1) < 0.02
+
+
+def test_the_law_holds_together_with_micro_batches() -> None:
+    ledger = memfit.profile(pixel_loss(), simulate=True)
+    halves, single = option(MICROBATCH, pixel_loss(), 3), option(CHUNK, pixel_loss(), 1)
+    step = pixel_loss()
+    with MICROBATCH.apply(step, halves), CHUNK.apply(step, single):
+        captured = memfit.profile(step, simulate=True).peak_bytes
+    assert abs(CHUNK.rewrite(MICROBATCH.rewrite(ledger, halves), single).peak_bytes / captured - 1) < 0.02
+
+
+def test_two_calls_in_two_phases() -> None:
+    def make() -> Step:
+        torch.manual_seed(0)
+        nets = {"a": nn.Linear(4, 4).double(), "b": nn.Linear(4, 4).double()}
+        frozen = nn.Sequential(nn.Linear(4, 32), nn.Dropout(0.5), nn.Tanh(), nn.Linear(32, 4)).double().requires_grad_(False)
+
+        def loss_of(name: str) -> Any:
+            def part(z: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+                return (frozen(z) - x).pow(2).mean()
+
+            def loss(m: Any, x: torch.Tensor, carry: dict[str, Any]) -> torch.Tensor:
+                return memfit.chunked(part, m[name](x), x) + memfit.chunked(part, m[name](x) * 2, x)
+
+            return loss
+
+        phases = [Phase(name, loss_of(name), torch.optim.SGD(nets[name].parameters(), 0.1)) for name in nets]
+        return Step(nets, phases=phases, batch=torch.randn(5, 4, dtype=torch.float64))
+
+    whole, parts = make(), make()
+    chosen = option(CHUNK, parts, 2)
+    assert [len(calls) for calls in chosen.settings["draws"].values()] == [2, 2]
+    torch.manual_seed(1)
+    whole.run(whole.batch)
+    state = torch.get_rng_state()
+    with CHUNK.apply(parts, chosen):
+        torch.manual_seed(1)
+        parts.run(parts.batch)
+    assert torch.equal(state, torch.get_rng_state())
+    for name in ("a", "b"):
+        torch.testing.assert_close(parts.models[name].weight.grad, whole.models[name].weight.grad, rtol=1e-10, atol=1e-12)
+
+
+def test_options() -> None:
+    found = CHUNK.options(seen(pixel_loss()))
+    assert [o.name for o in found] == ["chunks of 6", "chunks of 3", "chunks of 2", "chunks of 1"]
+    assert {o.exactness for o in found} == {"reordered"}
+    assert CHUNK.options(seen(SMALL_STEPS["frozen_decoder"]())) == []
+    redrawn = CHUNK.options(seen(pixel_loss(inside=lambda z: F.rrelu(z, training=True))))[0]
+    assert redrawn.exactness == "redrawn" and "rrelu" in redrawn.why
+    assert MARK == ChunkedCall.__name__
+
+
+def test_no_options_where_a_chunk_would_update_a_models_statistics() -> None:
+    net = nn.ModuleDict({"a": nn.Linear(4, 4), "b": nn.BatchNorm1d(4)})
+    loss = lambda m, x: memfit.chunked(lambda z: m["b"](z).pow(2).mean(), m["a"](x), parameters=m["b"])  # noqa: E731
+    assert CHUNK.options(seen(Step(net, loss, torch.optim.SGD(net.parameters(), 0.1), torch.ones(4, 4)))) == []
+
+
+def test_applied_once_and_undone() -> None:
+    step = pixel_loss()
+    chosen = option(CHUNK, step, 2)
+    undo = CHUNK.apply(step, chosen)
+    with pytest.raises(CannotApply, match="chunk is already applied"):
+        CHUNK.apply(step, chosen)
+    undo()
+    assert step.running.around_loss == []
+
+
+def test_a_trained_decoder_it_was_not_told_of_is_refused_when_it_runs() -> None:
+    net = nn.ModuleDict({"a": nn.Linear(4, 4), "b": nn.Linear(4, 1)})
+    loss = lambda m, x: memfit.chunked(lambda z: m["b"](z).mean(), m["a"](x))  # noqa: E731
+    step = Step(net, loss, torch.optim.SGD(net.parameters(), 0.1), torch.ones(4, 4))
+    with CHUNK.apply(step, option(CHUNK, step, 2)), pytest.raises(memfit.MemfitError, match="would lose a gradient"):
+        step.run(step.batch)
