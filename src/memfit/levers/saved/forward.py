@@ -35,6 +35,7 @@ class _Maker(NamedTuple):
     do: str
     dtype: torch.dtype
     version: int
+    drawn: bool = False
 
 
 class Forward(TorchDispatchMode):
@@ -96,7 +97,8 @@ class Forward(TorchDispatchMode):
         return do
 
     def _run_noted(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], do: str) -> Any:
-        do = BITS if _draws(func) and do not in STORED else do  # what was drawn is never drawn again, whoever stands behind the generator
+        if _draws(func, args, kwargs) and do not in STORED:  # never drawn again: who knows what stands behind the generator
+            do = BITS
         node = None if do in STORED else self._node(func, args, kwargs, TIMES.get(do, 0))
         out = func(*args, **kwargs)
         read = {id(t.untyped_storage()) for t in _tensors((args, *kwargs.values()))}
@@ -106,7 +108,7 @@ class Forward(TorchDispatchMode):
         largest = max((t.untyped_storage().nbytes() for t in _tensors(outputs)), default=0)
         for index, tensor in enumerate(outputs):
             if isinstance(tensor, torch.Tensor) and _worth_noting(tensor, largest) and id(tensor.untyped_storage()) not in read:
-                self._note(tensor, node, index, do)
+                self._note(tensor, node, index, do, _draws(func, args, kwargs))
         return out
 
     def _node(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], times: int) -> Node:
@@ -119,10 +121,10 @@ class Forward(TorchDispatchMode):
             self._readers.setdefault(id(value.tensor.untyped_storage()), []).append(reference)
         return node
 
-    def _note(self, tensor: torch.Tensor, node: Node | None, index: int, do: str, writes: int = 0) -> None:
+    def _note(self, tensor: torch.Tensor, node: Node | None, index: int, do: str, drawn: bool, writes: int = 0) -> None:
         """From now on this memory can be made again; torch counts a write only after the operator has returned to autograd."""
         storage = tensor.untyped_storage()
-        self._makers[id(storage)] = _Maker(weakref.ref(storage), node, index, do, tensor.dtype, tensor._version + writes)
+        self._makers[id(storage)] = _Maker(weakref.ref(storage), node, index, do, tensor.dtype, tensor._version + writes, drawn)
 
     def _keep(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
@@ -138,7 +140,7 @@ class Forward(TorchDispatchMode):
             return None  # written to since, perhaps where nobody watched
         node, output = found.node, found.output
         if node is None:
-            node, output = self._quietly(put_away, tensor, found.do, self._spill), 0
+            node, output = self._quietly(put_away, tensor, found.do, found.drawn, self._spill), 0
             self._makers[id(storage)] = found._replace(node=node, output=0)
         return None if node is None else Part(node, output, tensor.shape, tensor.stride(), tensor.storage_offset())
 
@@ -155,8 +157,8 @@ class Forward(TorchDispatchMode):
                     self._quietly(remake, node)
         simple = len(written) == 1 and written[0] is args[0]
         maker = self._makers.get(id(args[0].untyped_storage())) if simple else None
-        if maker is not None and _draws(func):
-            maker = maker._replace(do=BITS)
+        if maker is not None and _draws(func, args, kwargs):
+            maker = maker._replace(do=BITS, drawn=True)
         part = self._part(args[0]) if maker is not None and maker.do not in STORED else None
         node = None
         if part is not None:
@@ -166,7 +168,7 @@ class Forward(TorchDispatchMode):
             self._makers.pop(id(tensor.untyped_storage()), None)
         out = func(*args, **kwargs)
         if maker is not None and (node is not None or maker.do in STORED):
-            self._note(args[0], node, 0, maker.do, writes=1)
+            self._note(args[0], node, 0, maker.do, maker.drawn, writes=1)
         self._fresh.clear()
         return out
 
@@ -217,8 +219,12 @@ class Forward(TorchDispatchMode):
         self._fresh.clear()
 
 
-def _draws(func: Any) -> bool:
-    return torch.Tag.nondeterministic_seeded in func.tags
+def _draws(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a call takes random numbers; attention does so only for its dropout."""
+    if torch.Tag.nondeterministic_seeded not in func.tags:
+        return False
+    rates = [args[i] if i < len(args) else kwargs.get(a.name, 0.0) for i, a in enumerate(func._schema.arguments) if a.name == "dropout_p"]
+    return not rates or rates[0] > 0
 
 
 def _kept(tensor: torch.Tensor) -> Kept:

@@ -38,14 +38,14 @@ class Handle:
         self._value = Kept(tensor.new_full((), float("nan")).expand(tensor.shape))
 
 
-def put_away(tensor: torch.Tensor, do: str, spill: Spill | None) -> Node | None:
+def put_away(tensor: torch.Tensor, do: str, drawn: bool, spill: Spill | None) -> Node | None:
     """A node that brings back a tensor's memory from where or how it is kept; None where it cannot be kept so."""
     whole = _all_of_its_memory(tensor)
     if do == DISK and spill is not None and tensor.device.type == "cpu":
         return Node(spill.write(whole).get, (), {}, 0)
     if do == HOST and tensor.device.type != "cpu":
         return Node(OnHost(whole).get, (), {}, 0)
-    unpack = packed(whole) if do == BITS else None
+    unpack = packed(whole) if do == BITS and (drawn or not whole.is_floating_point()) else None
     return None if unpack is None else Node(unpack, (), {}, 0)
 
 
