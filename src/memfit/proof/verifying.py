@@ -127,9 +127,11 @@ def _notes(reference: Reference, judgement: Judgement, culprit: str) -> Iterator
             "States of optimizers were not compared."
         )
     if skipped := judgement.run.outcome.skipped:
-        yield f"A guard skipped {skipped} steps that were not finite, as it found its scale: the comparison started anew after each."
+        steps = f"{skipped} step{'s' * (skipped > 1)}"
+        yield f"A guard skipped {steps} for numbers that were not finite, as it found its scale: the comparison started anew each time."
     if unseen := sum(key.kind == "gradients" for key in judgement.run.unseen):
-        yield f"{unseen} gradients were gone before they could be seen, inside backward: their parameters and states were compared."
+        gone = f"{unseen} gradient{'s' * (unseen > 1)}"
+        yield f"{gone} could not be seen before being freed inside backward: parameters and states were compared."
     if any(phase.schedulers for phase in reference.step.all_phases):
         yield "Schedulers stood still during the comparison."
     if not judgement.same and not culprit:
