@@ -60,7 +60,7 @@ def _part_fact(tensors: list[tuple[str, torch.Tensor]]) -> str:
     trained = sum(t.numel() for _, t in tensors if t.requires_grad)
     lines = sorted(f"{name} {_tensor_fact(t)} {t.requires_grad}" for name, t in tensors)
     digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()[:8]
-    return f"{len(tensors)} tensors, {values:,} values, {trained:,} trained, digest {digest}"
+    return f"{len(tensors)} tensor{'s' * (len(tensors) > 1)}, {values:,} values, {trained:,} trained, digest {digest}"
 
 
 def _tensor_fact(tensor: torch.Tensor) -> str:

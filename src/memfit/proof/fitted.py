@@ -71,6 +71,7 @@ def _run(reference: Reference, planned: Sequence[PlannedLever], levers: Mapping[
             return _or_its_failure(run)
 
     reference.plain  # noqa: B018  # it comes first: what it gives is needed below
+    reference.progress("running the fitted step")
     outcome = fitted(trained)
     alone = loosest(planned) != "bitwise" and not outcome.failure  # equal bits of everything leave nothing to ask the optimizers
     fed = fitted(lambda: feed(step, places, reference.plain.shelf)) if alone else Outcome()

@@ -26,7 +26,7 @@ def sample_inside(step: Step, limit_bytes: int | None, wants_float64: bool) -> S
         return Sample(step)
     whole = step.batch_size
     sizes = [whole // 2**halvings for halvings in range(whole.bit_length())]
-    needs = {size: _needs(step, size) for size in sizes[:1]}
+    needs: dict[int, tuple[int, int]] = {}
     for size in sizes:  # with float64, unless that leaves a single sample, which says little of a batch
         needs[size] = _needs(step, size)
         if wants_float64 and needs[size][1] <= limit_bytes and (size > 1 or whole == 1):

@@ -25,7 +25,7 @@ class Reference:
     def __init__(self, step: Step, steps: int, float64: bool = True, progress: Callable[[str], None] = lambda words: None) -> None:
         self.step, self.places = step, Places.of(step)
         self.batches = [varied(step.batch, number) for number in range(steps)]
-        self._float64, self._progress = float64, progress
+        self._float64, self.progress = float64, progress
         self._rough: dict[float, Outcome] = {}
 
     @cached_property
@@ -39,24 +39,23 @@ class Reference:
     @cached_property
     def plain(self) -> Outcome:
         """The step as it is."""
-        self._progress("running the plain step")
+        self.progress("running the plain step")
         with rolled_back(self.step):
             return observe(self.step, self.places, self.batches)
 
     @cached_property
     def again(self) -> Outcome:
-        """The first step once more."""
-        self._progress("running the plain step again")
+        """The same once more."""
+        self.progress("running the plain step again")
         with rolled_back(self.step):
-            return observe(self.step, self.places, self.batches[:1])
+            return observe(self.step, self.places, self.batches)
 
     @cached_property
     def repeats(self) -> bool:
         """Whether two plain runs give the same bits."""
         first, second = self.plain.shelf, self.again.shelf
-        return self.plain.losses[:1] == self.again.losses and all(
-            key in first and same_bits(first.get(key), second.get(key)) for key in second if key.kind != "end"
-        )
+        same = all(key in first and same_bits(first.get(key), second.get(key)) for key in second)
+        return same and self.plain.losses == self.again.losses
 
     @property
     def found_unsteady(self) -> bool:
@@ -75,7 +74,7 @@ class Reference:
         return self._rough[eps]
 
     def _moved_by(self, eps: float | None) -> Outcome:
-        self._progress("measuring the noise of rounding")
+        self.progress("measuring the noise of rounding")
         with rolled_back(self.step), noisy(self.places, eps):
             return observe(self.step, self.places, self.batches, "gradients", "later", "buffers")
 
@@ -103,7 +102,7 @@ class Reference:
             return Outcome(failure="it would not fit the limit")
         if any(p.dtype is torch.float64 for p in self.places.parameters):
             return Outcome(failure="the step computes in float64 itself")
-        self._progress("running the plain step in float64")
+        self.progress("running the plain step in float64")
         draws, failure = self._drawn
         if failure:
             return Outcome(failure=failure)

@@ -12,6 +12,7 @@ from memfit.errors import NotEquivalent
 from memfit.levers import LEVERS, Lever
 from memfit.proof.checks import worst_of
 from memfit.proof.culprit import culprit_of
+from memfit.proof.determinism import deterministic
 from memfit.proof.fitted import Judgement, judge, loosest
 from memfit.proof.fitting_sample import sample_inside
 from memfit.proof.reference import Reference
@@ -52,12 +53,12 @@ def verify(
     claimed = loosest(plan.levers)
     sample = sample_inside(step, limit_bytes, wants_float64=claimed == "reordered")
     reference = Reference(sample.step, steps, sample.float64, progress)
-    progress("running the fitted step")
-    judgement = judge(reference, plan.levers, levers)
-    culprit = ", ".join(lever.name for lever in plan.levers if claimed in _BY_DESIGN and lever.exactness == claimed)
-    if not judgement.same and not culprit:
-        progress("looking for the lever to blame")
-        culprit = culprit_of(reference, plan.levers, levers)
+    with deterministic():
+        judgement = judge(reference, plan.levers, levers)
+        culprit = ", ".join(lever.name for lever in plan.levers if claimed in _BY_DESIGN and lever.exactness == claimed)
+        if not judgement.same and not culprit:
+            progress("looking for the lever to blame")
+            culprit = culprit_of(reference, plan.levers, levers)
     notes = (*sample.notes, *_notes(reference, judgement, culprit))
     return _verdict(plan, reference, judgement, culprit, notes, time.perf_counter() - started)
 
@@ -126,9 +127,11 @@ def _notes(reference: Reference, judgement: Judgement, culprit: str) -> Iterator
             "States of optimizers were not compared."
         )
     if skipped := judgement.run.outcome.skipped:
-        yield f"A guard skipped {skipped} steps that were not finite, as it found its scale: the comparison started anew after each."
+        steps = f"{skipped} step{'s' * (skipped > 1)}"
+        yield f"A guard skipped {steps} for numbers that were not finite, as it found its scale: the comparison started anew each time."
     if unseen := sum(key.kind == "gradients" for key in judgement.run.unseen):
-        yield f"{unseen} gradients were gone before they could be seen, inside backward: their parameters and states were compared."
+        gone = f"{unseen} gradient{'s' * (unseen > 1)}"
+        yield f"{gone} could not be seen before being freed inside backward: parameters and states were compared."
     if any(phase.schedulers for phase in reference.step.all_phases):
         yield "Schedulers stood still during the comparison."
     if not judgement.same and not culprit:

@@ -87,7 +87,7 @@ def test_steps_and_limit_are_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (["train.py:build", "--plan", "nowhere.json"], "nowhere.json cannot be read"),
         (["train.py:build", "--plan", "train.py"], "train.py is not JSON"),
-        (["train.py:wider", "--plan", "plan.json"], "This plan was made for another step:\n  - model.weight: 1 tensors, 4 values"),
+        (["train.py:wider", "--plan", "plan.json"], "This plan was made for another step:\n  - model.weight: 1 tensor, 4 values"),
         (["train.py:build", "--plan", "unknown.json"], "a lever 'unknown', which this memfit does not have"),
         (["train.py:build"], "Missing option '--plan'"),
         (["train.py:build", "--plan", "plan.json", "--limit", "much"], "'much' is not an amount of memory"),

@@ -185,7 +185,7 @@ def test_gradients_gone_inside_backward_are_said_to_be_unseen() -> None:
     verdict = judged(dense(), SmallLever("inside", "bitwise", act))
     assert verdict.equivalent and verdict.compared["gradients"] == 0 and verdict.compared["parameters"] == 4
     (note,) = verdict.notes
-    assert note == "4 gradients were gone before they could be seen, inside backward: their parameters and states were compared."
+    assert note == "4 gradients could not be seen before being freed inside backward: parameters and states were compared."
     assert not judged(dense(), SmallLever("inside", "bitwise", act), WRONG["weakened"]).equivalent
 
 

@@ -58,6 +58,22 @@ def test_what_was_compared_is_counted() -> None:
     assert verdict.levers == ("checkpoint",) and verdict.loss["reference"] == verdict.loss["fitted"] is not None
 
 
+def test_sums_that_threads_race_for_do_not_spoil_a_comparison_of_bits() -> None:
+    """torch adds to a table of positions in any order, unless it is told not to."""
+    net, index, weights = nn.Module(), torch.randint(0, 64, (100_000,)), torch.randn(100_000, 8)
+    net.table = nn.Parameter(torch.randn(64, 8))
+    step = Step(net, lambda m, x: (m.table[index] * weights).sum() * x.mean(), torch.optim.SGD([net.table], 1e-4), torch.ones(2, 2))
+    assert all(judged(step, NOTHING).equivalent and not judged(step, NOTHING).notes for _ in range(2))
+
+    def gradient() -> torch.Tensor:
+        step.optimizers[0].zero_grad()
+        step.loss(net, step.batch).backward()
+        return net.table.grad
+
+    if torch.get_num_threads() > 1:  # the race is real
+        assert not all(torch.equal(gradient(), gradient()) for _ in range(10))
+
+
 def test_a_verdict_survives_its_file(tmp_path: Any) -> None:
     verdict = judged(SMALL_STEPS["two_phases"](), SPLIT)
     verdict.save(tmp_path / "verdict.json")
@@ -78,7 +94,8 @@ def about(step: Step) -> Any:
     on_parameters = [len(p._backward_hooks or ()) + len(p._post_accumulate_grad_hooks or ()) for m in modules for p in m.parameters()]
     groups = [{k: v for k, v in g.items() if k != "params"} for o in step.optimizers for g in o.param_groups]
     flags = [(m.training, *sorted(vars(m))) for m in modules]
-    return hooks, on_parameters, copy.deepcopy(groups), flags, random.getstate(), str(np.random.get_state()), torch.get_default_dtype()
+    of_torch = torch.get_default_dtype(), torch.get_deterministic_debug_mode(), torch.utils.deterministic.fill_uninitialized_memory
+    return hooks, on_parameters, copy.deepcopy(groups), flags, random.getstate(), str(np.random.get_state()), of_torch
 
 
 @pytest.mark.parametrize("name", SMALL_STEPS)
