@@ -139,6 +139,8 @@ class Step:
         total: torch.Tensor | None = None
         for number, part in enumerate(self.running.parts(phase.name, batch)):
             carry = carries.setdefault(number, {})
+            if self.running.guard:
+                self.running.guard.begins(phase.name, number, part.batch, carry)
             with part.around():
                 loss = self._part_loss(phase, part.batch, carry, watcher)
                 if part.share != 1.0:
