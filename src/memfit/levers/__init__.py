@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from memfit.levers.lever import CannotApply, Lever
+from memfit.levers.precision import Precision
 from memfit.levers.undo import Undo
 
 __all__ = ["LEVERS", "CannotApply", "Lever", "Undo"]
 
-LEVERS: dict[str, Lever] = {}
+LEVERS: dict[str, Lever] = {lever.name: lever for lever in (Precision(),)}

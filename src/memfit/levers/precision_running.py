@@ -115,15 +115,16 @@ class FiniteGuard:
         where = self._first_module(phase, run)
         found = f"it first appears in the output of {where}" if where else self._in_backward(optimizers)
         scale = f" The loss scale is now {scaler.get_scale():g}." if scaler else ""
+        kind, of_phase = str(self._dtype).removeprefix("torch."), f" in phase {phase!r}" if phase else ""
         return (
-            f"A NaN or an infinity under {str(self._dtype).removeprefix('torch.')} autocast{f' in phase {phase!r}' if phase else ''}: {found}. "
-            f"This step is skipped; weights, optimizer and buffers are as before it ({self.skipped} skipped so far; schedulers go on).{scale}"
+            f"A NaN or an infinity under {kind} autocast{of_phase}: {found}. This step is skipped; weights, optimizer and buffers "
+            f"are as before it ({self.skipped} skipped so far; schedulers go on).{scale}"
         )
 
     def _first_module(self, phase: str, run: _Run) -> str | None:
         """The forward passes once more, with the same random numbers, and nothing of them left behind."""
         loss = next(p.loss for p in self._step.all_phases if p.name == phase)
-        names = {id(m): ".".join(filter(None, (prefix, name))) for prefix, net in self._step.models.items() for name, m in net.named_modules()}
+        names = {id(m): name for prefix, net in self._step.models.items() for name, m in net.named_modules(prefix=prefix)}
 
         def run_again() -> None:
             for batch, carry, random_state in run.forwards:
