@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from memfit.records import Op, Trace
 
-LOWERED = frozenset(
-    ["mm", "bmm", "addmm", "baddbmm", "addbmm", "convolution", "_convolution", "linear", "matmul", "_addmm_activation", "linalg_vecdot", "_prelu_kernel", "_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention", "_scaled_dot_product_attention_math_for_mps", "_scaled_dot_product_cudnn_attention"]
+_ATTENTION = (
+    "_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention _scaled_dot_product_efficient_attention "
+    "_scaled_dot_product_attention_math_for_mps _scaled_dot_product_cudnn_attention"
 )
+_WEIGHTED = "mm bmm addmm baddbmm addbmm convolution _convolution linear matmul _addmm_activation linalg_vecdot _prelu_kernel"
+LOWERED = frozenset(f"{_WEIGHTED} {_ATTENTION}".split())
 PRODUCTS = frozenset({"mm", "bmm", "addmm", "baddbmm"})
 _LOSSES = (
     "mse_loss l1_loss smooth_l1_loss huber_loss nll_loss_forward nll_loss2d_forward binary_cross_entropy "
@@ -16,11 +19,10 @@ KEPT_ON_CPU = frozenset(
     f"{_LOSSES} avg_pool3d max_pool3d_with_indices _adaptive_avg_pool3d adaptive_max_pool3d grid_sampler_2d grid_sampler_3d prod "
     "reflection_pad1d reflection_pad2d replication_pad1d replication_pad2d replication_pad3d _cdist_forward".split()
 )
-KEPT_ON_CUDA = frozenset(
-    f"{_LOSSES} _softmax _log_softmax native_layer_norm native_group_norm pow exp expm1 log log1p log2 log10 rsqrt reciprocal sum "
-    "prod cumsum cumprod linalg_vector_norm softplus cosh sinh tan acos asin grid_sampler_2d grid_sampler_3d _cdist_forward "
-    "upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_bilinear2d upsample_trilinear3d upsample_linear1d upsample_bicubic2d".split()
-)
+_UPSAMPLING = " ".join(f"upsample_{way}d" for way in ("nearest1", "nearest2", "nearest3", "linear1", "bilinear2", "bicubic2", "trilinear3"))
+_POWERS = "pow exp expm1 log log1p log2 log10 rsqrt reciprocal sum prod cumsum cumprod linalg_vector_norm softplus cosh sinh tan acos asin"
+_NORMS = "_softmax _log_softmax native_layer_norm native_group_norm grid_sampler_2d grid_sampler_3d _cdist_forward"
+KEPT_ON_CUDA = frozenset(f"{_LOSSES} {_NORMS} {_POWERS} {_UPSAMPLING}".split())
 _SCALING = frozenset({"mul", "transpose"})
 JOINED = frozenset({"cat", "stack", "index_copy"})
 FIRST_OUTPUT_ONLY = ("native_", "_native_batch_norm", "_scaled_dot_product", "_fused_rms_norm", "cudnn_batch_norm")

@@ -193,7 +193,8 @@ class _Rewriting:
         inside = self._workspace(op) if self._old.device == "cpu" else op.workspace // 2
         slower = _SLOWER.get((self._old.device, self._dtype), 1.0) if word(op).startswith(tuple(LOWERED)) else 1.0
         seconds = None if op.seconds is None else op.seconds * slower
-        return replace(op, workspace=inside, workspace_error=op.workspace_error + inside, seconds=seconds)
+        unsure = max(inside, op.workspace) if word(op).startswith("convolution") else inside
+        return replace(op, workspace=inside, workspace_error=op.workspace_error + unsure, seconds=seconds)
 
     def _workspace(self, op: Op) -> int:
         """What a CPU takes inside: products sum in float32; convolutions copy their tensors, and never make columns as float32 ones may."""
@@ -292,6 +293,7 @@ class _Rewriting:
             old = self._old.storages[cast.source].died
             if old is None:
                 return None
+            keepers = {f for f in keepers if self._read(f, cast.source) is cast.life}
             if not any(f in keepers for f in cast.readers) and self._old.ops[old].phase == "forward":
                 ends.append(self._at[old])
         elif len(cast.readers) and self._old.storages[cast.source].kind == "parameters" and cast.life.half:
