@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-_HALF = (torch.float16, torch.bfloat16)
+HALF = (torch.float16, torch.bfloat16)
 
 
 def attention_in_chunks(
@@ -104,7 +104,7 @@ class _Chunked(torch.autograd.Function):
         rows: int,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         out = query.new_empty(*query.shape[:-1], value.shape[-1])
-        sums = query.new_empty(query.shape[:-1], dtype=torch.float32 if query.dtype in _HALF else query.dtype)
+        sums = query.new_empty(query.shape[:-1], dtype=torch.float32 if query.dtype in HALF else query.dtype)
         ctx.settings = scale, kept, rows
         for part in _parts(query.shape[-2], rows):
             scores = _scores(query, key, mask, part, scale)
@@ -152,7 +152,7 @@ def _rows_of(mask: torch.Tensor, part: slice) -> torch.Tensor:
 
 def _scores(query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None, part: slice, scale: float) -> torch.Tensor:
     scores = query[..., part, :] @ key.mT
-    scores = (scores.float() if scores.dtype in _HALF else scores).mul_(scale)
+    scores = (scores.float() if scores.dtype in HALF else scores).mul_(scale)
     if mask is None:
         return scores
     allowed = _rows_of(mask, part)
