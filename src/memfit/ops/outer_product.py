@@ -37,20 +37,14 @@ def factored_attention(
     query, key, value = (t.reshape(batch, heads, size, -1).mT for t in (query, key, value))
     direction = context @ weight.flatten(1).mT  # the convolution of c⊗c at column j is direction · c_j + bias
     along_key, along_value = direction.view(batch, heads, 2, size).unbind(2)
+    key_bias, value_bias = (direction.new_zeros(2, heads, size) if bias is None else bias.view(heads, 2, size).transpose(0, 1)).unbind()
     own, own_sums = attention_with_sums(query, key, value, rows=rows)
-    scale = 1 / math.sqrt(size)
-    slope = (query @ along_key.unsqueeze(-1)).squeeze(-1) * scale
-    log_sum, mean = rank_one_moments(slope.flatten(1), context, rows=rows)
-    log_sum, mean = log_sum.view_as(slope), mean.view_as(slope)
-    offset: torch.Tensor | float = 0.0
-    if bias is not None:
-        key_bias, offset = bias.view(heads, 2, size).unbind(1)
-        log_sum = log_sum + (query @ key_bias.unsqueeze(-1)).squeeze(-1) * scale
-    share = torch.sigmoid(log_sum - own_sums).unsqueeze(-1)  # of the softmax's weight that goes to the context
-    of_context = mean.unsqueeze(-1).to(own.dtype) * along_value.unsqueeze(2)
-    if isinstance(offset, torch.Tensor):
-        of_context = of_context + offset.unsqueeze(1)
-    joined = own + share.to(own.dtype) * (of_context - own)
+    both = torch.stack([along_key, key_bias.expand_as(along_key)], -1)
+    slope, shift = (query @ both / math.sqrt(size)).unbind(-1)
+    log_sum, mean = (t.view_as(slope) for t in rank_one_moments(slope.flatten(1), context, rows=rows))
+    share = torch.sigmoid(log_sum + shift - own_sums).unsqueeze(-1)  # of the softmax's weight that goes to the context
+    of_context = torch.addcmul(value_bias.unsqueeze(1), mean.unsqueeze(-1).to(value_bias.dtype), along_value.unsqueeze(2))
+    joined = own + share.to(own.dtype) * (of_context.to(own.dtype) - own)
     return joined.mT.reshape(batch, channels, tokens)
 
 
@@ -105,7 +99,7 @@ class _Moments(torch.autograd.Function):
             powers = torch.stack([torch.ones_like(c), c, c * c], 1)
             for start in range(0, slope.shape[1], rows):
                 part = slice(start, start + rows)
-                terms = torch.outer(slope[sample, part], c).sub_(top[sample, part, None]).exp_()
+                terms = torch.addr(-top[sample, part, None], slope[sample, part], c).exp_()
                 sums = terms @ powers
                 log_sum[sample, part] = sums[:, 0].log() + top[sample, part]
                 mean[sample, part] = sums[:, 1] / sums[:, 0]
@@ -126,7 +120,7 @@ class _Moments(torch.autograd.Function):
             c = context[sample]
             for start in range(0, slope.shape[1], ctx.rows):
                 part = slice(start, start + ctx.rows)
-                chances = torch.outer(slope[sample, part], c).sub_(log_sum[sample, part, None]).exp_()
+                chances = torch.addr(-log_sum[sample, part, None], slope[sample, part], c).exp_()
                 both = torch.stack([constant[sample, part], linear[sample, part]]) @ chances
                 grad_context[sample] += both[0] + both[1] * c
         return grad_slope, grad_context, None
