@@ -43,7 +43,7 @@ class OuterProduct:
         if not found:
             return []
         where = "; ".join(f.where for f in found)
-        why = f"c⊗c ({where}) is used through c: keys and values of its columns are (W c) c_j + b. Exact up to the order of sums, and faster."
+        why = f"c⊗c ({where}) is used through c: keys and values of its columns are (W c) c_j + b. Exact up to the order of sums."
         return [Option(self.name, "factored", "reordered", {"where": where}, why)]
 
     def rewrite(self, ledger: Ledger, option: Option) -> Ledger:

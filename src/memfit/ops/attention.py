@@ -3,12 +3,68 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch.autograd.function import once_differentiable
 
 HALF = (torch.float16, torch.bfloat16)
+Attend = Callable[..., torch.Tensor]  # called like scaled_dot_product_attention
+_fused = torch.nn.functional.scaled_dot_product_attention
+_ROWS_WITH_DROPOUT = 128
+
+
+def fused_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    """scaled_dot_product_attention; in chunks of queries with dropout on a CPU, where torch has no fused kernel and writes maps out.
+
+    >>> q = torch.randn(1, 2, 10, 4)
+    >>> torch.equal(fused_attention(q, q, q), torch.nn.functional.scaled_dot_product_attention(q, q, q))
+    True
+    """
+    if not dropout_p or query.device.type != "cpu":
+        return _fused(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+    return _by_rows(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, rows=_ROWS_WITH_DROPOUT)
+
+
+def in_chunks_of(rows: int) -> Attend:
+    """`attention_in_chunks`, called like scaled_dot_product_attention.
+
+    >>> q = torch.randn(1, 2, 10, 4)
+    >>> causal = torch.nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True)
+    >>> torch.allclose(in_chunks_of(3)(q, q, q, is_causal=True), causal, atol=1e-6)
+    True
+    """
+    return partial(_by_rows, rows=rows)
+
+
+def _by_rows(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    *,
+    rows: int,
+) -> torch.Tensor:
+    if is_causal:
+        attn_mask = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()
+    if enable_gqa:
+        key, value = (t.repeat_interleave(query.shape[-3] // t.shape[-3], -3) for t in (key, value))
+    return attention_in_chunks(query, key, value, attn_mask, scale=scale, dropout=dropout_p, rows=rows)
 
 
 def attention_in_chunks(
@@ -55,7 +111,7 @@ def attention_with_sums(
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     keep = _drawn(query, key, dropout) if dropout else None
     with torch.autocast(device, enabled=False):
-        out, sums = _Chunked.apply(query, key, value, mask, keep, scale, 1 - dropout, rows)
+        out, sums = _Chunked.apply(query, key, value, mask, keep, scale, 1 - dropout, rows)  # type: ignore[no-untyped-call]
     return out, sums
 
 
@@ -92,7 +148,7 @@ class _Chunked(torch.autograd.Function):
     """Keeps queries, keys, values, the result and one number a query; probabilities exist for one chunk at a time."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any,
         query: torch.Tensor,
         key: torch.Tensor,
@@ -117,7 +173,7 @@ class _Chunked(torch.autograd.Function):
         return out, sums
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad_out: torch.Tensor, grad_sums: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         query, key, value, mask, keep, out, sums = ctx.saved_tensors
         scale, kept, rows = ctx.settings

@@ -82,7 +82,7 @@ def rank_one_moments(slope: torch.Tensor, context: torch.Tensor, *, rows: int = 
     if slope.dtype in HALF or context.dtype in HALF:
         slope, context = slope.float(), context.float()
     with torch.autocast(slope.device.type, enabled=False):
-        log_sum, mean = _Moments.apply(slope, context, rows)
+        log_sum, mean = _Moments.apply(slope, context, rows)  # type: ignore[no-untyped-call]
     return log_sum, mean
 
 
@@ -90,7 +90,7 @@ class _Moments(torch.autograd.Function):
     """Keeps three numbers a query; exponentials exist for `rows` queries of one sample at a time."""
 
     @staticmethod
-    def forward(ctx: Any, slope: torch.Tensor, context: torch.Tensor, rows: int) -> tuple[torch.Tensor, torch.Tensor]:  # type: ignore[override]
+    def forward(ctx: Any, slope: torch.Tensor, context: torch.Tensor, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
         log_sum, mean, spread = (torch.empty_like(slope, memory_format=torch.contiguous_format) for _ in range(3))
         highest, lowest = context.amax(1, keepdim=True), context.amin(1, keepdim=True)
         top = torch.maximum(slope * highest, slope * lowest)  # the largest exponent of each query, without looking at all of them
@@ -109,7 +109,7 @@ class _Moments(torch.autograd.Function):
         return log_sum, mean
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad_sum: torch.Tensor, grad_mean: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         slope, context, log_sum, mean, spread = ctx.saved_tensors
         grad_slope = grad_sum * mean + grad_mean * (spread - mean * mean)

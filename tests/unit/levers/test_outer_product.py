@@ -119,7 +119,7 @@ def test_derived_classes_use_the_nearest_description() -> None:
 
 
 def test_a_model_nobody_described_is_refused() -> None:
-    with pytest.raises(CannotApply, match=r"no factored form.*net\.py:12.*Describe its classes with memfit\.levers\.outer_product\.factored"):
+    with pytest.raises(CannotApply, match=r"no factored form.*net\.py:12.*Describe its classes with memfit\.levers"):
         LEVER.apply(dense(), FACTORED)
 
 
