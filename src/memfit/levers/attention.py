@@ -14,12 +14,11 @@ from memfit.levers.attention_trace import without_maps
 from memfit.levers.forwards import exchange_attribute, modules_of
 from memfit.levers.lever import CannotApply, trace_of
 from memfit.levers.undo import Undo
-from memfit.ops.attention import Attend, fused_attention, in_chunks_of
+from memfit.ops.attention import Attend, fused_attention, in_chunks_of, rows_for
 from memfit.records import Ledger, Option
 from memfit.step import Step
 
 _DESCRIBED: dict[type[nn.Module], AttentionAdapter] = {}
-_ROWS = 128
 
 
 def describe_attention(module_class: type[nn.Module], adapter: AttentionAdapter) -> None:
@@ -50,11 +49,12 @@ class Attention:
             "modules": sorted({found.op.module for found in maps}),
             "sdpa": sorted({found.op.module for found in maps if "_safe_softmax" in found.op.name}),
         }
+        rows = rows_for(max(found.shape[-2] for found in maps))
         fused = "scaled_dot_product_attention; with dropout on a CPU, where that writes maps out as well, exact chunks of queries"
-        chunks = f"{_ROWS} queries at a time, probabilities computed again in backward; dropout draws the same numbers"
+        chunks = f"{rows} queries at a time, probabilities computed again in backward; dropout draws the same numbers"
         return [
             Option(self.name, "fused", "reordered", settings | {"rows": 0}, fused),
-            Option(self.name, f"query chunks of {_ROWS}", "reordered", settings | {"rows": _ROWS}, chunks),
+            Option(self.name, f"query chunks of {rows}", "reordered", settings | {"rows": rows}, chunks),
         ]
 
     def rewrite(self, ledger: Ledger, option: Option) -> Ledger:
@@ -70,10 +70,10 @@ class Attention:
         left = [path for path in option.settings["modules"] if not any(_is_in(path, name) for name in adapted)]
         if left or not adapted:
             undo()
+            which = ", ".join(map(repr, left)) or "any module of this step"
             raise CannotApply(
-                f"attention has no adapter for {', '.join(map(repr, left)) or 'any module of this step'}: its map is written out by code that "
-                "memfit does not know. Describe the module with memfit.levers.attention.describe_attention(YourModule, adapter), or "
-                "call torch.nn.functional.scaled_dot_product_attention in it."
+                f"attention has no adapter for {which}: its map is written out by code that memfit does not know. Describe "
+                "the module with memfit.levers.attention.describe_attention(YourModule, adapter), or call torch.nn.functional.scaled_dot_product_attention in it."
             )
         return undo
 

@@ -73,7 +73,8 @@ def _monai_inputs(block: Any, x: torch.Tensor, context: torch.Tensor) -> tuple[t
     if getattr(block, "use_combined_linear", False):
         query, key, value = block.input_rearrange(block.qkv(x))
     else:
-        query, key, value = (block.input_rearrange(layer(t)) for layer, t in ((block.to_q, x), (block.to_k, context), (block.to_v, context)))
+        query = block.input_rearrange(block.to_q(x))
+        key, value = (block.input_rearrange(layer(context)) for layer in (block.to_k, block.to_v))
     if block.attention_dtype is not None:
         query, key = query.to(block.attention_dtype), key.to(block.attention_dtype)
     return query, key, value

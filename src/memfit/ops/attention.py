@@ -13,7 +13,6 @@ from torch.autograd.function import once_differentiable
 HALF = (torch.float16, torch.bfloat16)
 Attend = Callable[..., torch.Tensor]  # called like scaled_dot_product_attention
 _fused = torch.nn.functional.scaled_dot_product_attention
-_ROWS_WITH_DROPOUT = 128
 
 
 def fused_attention(
@@ -34,7 +33,7 @@ def fused_attention(
     """
     if not dropout_p or query.device.type != "cpu":
         return _fused(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
-    return _by_rows(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, rows=_ROWS_WITH_DROPOUT)
+    return _by_rows(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, rows=rows_for(query.shape[-2]))
 
 
 def in_chunks_of(rows: int) -> Attend:
@@ -159,43 +158,96 @@ class _Chunked(torch.autograd.Function):
         kept: float,
         rows: int,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        out = query.new_empty(*query.shape[:-1], value.shape[-1])
+        out = _empty_result(query, value.shape[-1])
         sums = query.new_empty(query.shape[:-1], dtype=torch.float32 if query.dtype in HALF else query.dtype)
         ctx.settings = scale, kept, rows
         for part in _parts(query.shape[-2], rows):
-            scores = _scores(query, key, mask, part, scale)
-            sums[..., part] = scores.logsumexp(-1)
-            chances = _chances(scores, sums[..., part])
-            if keep is not None:
-                chances = chances.mul_(unpacked(keep[..., part, :], key.shape[-2])).div_(kept)
-            out[..., part, :] = chances.to(value.dtype) @ value
+            _attend_to_part(query, key, value, mask, keep, out, sums, scale, kept, part)
         ctx.save_for_backward(query, key, value, mask, keep, out, sums)
         return out, sums
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_out: torch.Tensor, grad_sums: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        query, key, value, mask, keep, out, sums = ctx.saved_tensors
-        scale, kept, rows = ctx.settings
+        query, key, value, mask = ctx.saved_tensors[:4]
+        rows = ctx.settings[2]
         grad_query, grad_key, grad_value = torch.empty_like(query), torch.zeros_like(key), torch.zeros_like(value)
         grad_mask = torch.zeros_like(mask) if ctx.needs_input_grad[3] else None
         for part in _parts(query.shape[-2], rows):
-            chances = _chances(_scores(query, key, mask, part, scale), sums[..., part])
-            grad_part = grad_out[..., part, :]
-            grad = (grad_part @ value.mT).to(chances.dtype)
-            dropped = chances
-            if keep is not None:
-                through = unpacked(keep[..., part, :], key.shape[-2]).to(chances.dtype).div_(kept)
-                dropped, grad = chances * through, grad.mul_(through)
-            grad_value += dropped.to(value.dtype).mT @ grad_part
-            mean = (grad_part * out[..., part, :]).sum(-1).to(grad.dtype)
-            grad = grad.sub_((mean - grad_sums[..., part]).unsqueeze(-1)).mul_(chances)
-            if grad_mask is not None:
-                _rows_of(grad_mask, part).add_(grad.sum_to_size(_rows_of(grad_mask, part).shape))
-            grad = grad.mul_(scale).to(query.dtype)
-            grad_query[..., part, :] = grad @ key
-            grad_key += grad.mT @ query[..., part, :]
+            _differentiate_part(ctx, grad_out, grad_sums, (grad_query, grad_key, grad_value, grad_mask), part)
         return grad_query, grad_key, grad_value, grad_mask, None, None, None, None
+
+
+def _empty_result(query: torch.Tensor, size: int) -> torch.Tensor:
+    """Laid out as fused kernels do, heads next to channels, so that joining heads afterwards copies nothing."""
+    if query.dim() != 4:
+        return query.new_empty(*query.shape[:-1], size)
+    batch, heads, length, _ = query.shape
+    return query.new_empty(batch, length, heads, size).transpose(1, 2)
+
+
+def fused_workspaces(length: int, keys: int, size: int) -> tuple[int, int]:
+    """Bytes that torch's fused attention takes inside on a CPU, forward and backward: blocks of the map for each thread."""
+    block, threads = 256 if length >= 768 else 64 if length >= 192 else 32, torch.get_num_threads()
+    return 4 * threads * block * (min(512, keys) + 2 + size), 8 * threads * block * min(512, keys)
+
+
+def _attend_to_part(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    keep: torch.Tensor | None,
+    out: torch.Tensor,
+    sums: torch.Tensor,
+    scale: float,
+    kept: float,
+    part: slice,
+) -> None:
+    """A function of its own, so that a chunk is gone before the next is made."""
+    scores = _scores(query, key, mask, part, scale)
+    sums[..., part] = scores.logsumexp(-1)
+    chances = _chances(scores, sums[..., part])
+    if keep is not None:
+        chances = chances.masked_fill_(_lost(keep, part, key), 0.0).div_(kept)
+    out[..., part, :] = chances.to(value.dtype) @ value
+
+
+def _differentiate_part(
+    ctx: Any, grad_out: torch.Tensor, grad_sums: torch.Tensor, grads: tuple[torch.Tensor | None, ...], part: slice
+) -> None:
+    query, key, value, mask, keep, out, sums = ctx.saved_tensors
+    scale, kept, _ = ctx.settings
+    grad_query, grad_key, grad_value, grad_mask = grads
+    assert grad_query is not None and grad_key is not None and grad_value is not None
+    chances = _chances(_scores(query, key, mask, part, scale), sums[..., part])
+    grad_part = grad_out[..., part, :]
+    lost = None if keep is None else _lost(keep, part, key)
+    grad_value += (chances if lost is None else chances.masked_fill(lost, 0.0).div_(kept)).to(value.dtype).mT @ grad_part
+    grad = (grad_part @ value.mT).to(chances.dtype)
+    if lost is not None:
+        grad = grad.masked_fill_(lost, 0.0).div_(kept)
+    mean = (grad_part * out[..., part, :]).sum(-1).to(grad.dtype)
+    grad = grad.sub_((mean - grad_sums[..., part]).unsqueeze(-1)).mul_(chances)
+    del chances
+    if grad_mask is not None:
+        _rows_of(grad_mask, part).add_(grad.sum_to_size(_rows_of(grad_mask, part).shape))
+    grad = grad.mul_(scale).to(query.dtype)
+    grad_query[..., part, :] = grad @ key
+    grad_key += grad.mT @ query[..., part, :]
+
+
+def _lost(keep: torch.Tensor, part: slice, key: torch.Tensor) -> torch.Tensor:
+    return unpacked(keep[..., part, :], key.shape[-2]).logical_not_()
+
+
+def rows_for(length: int) -> int:
+    """How many of `length` queries go at a time: an eighth, at most 128, so that a chunk is small beside the whole map.
+
+    >>> rows_for(64), rows_for(256), rows_for(4096)
+    (16, 32, 128)
+    """
+    return min(128, max(16, length // 8))
 
 
 def _parts(length: int, rows: int) -> list[slice]:
