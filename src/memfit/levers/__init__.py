@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from memfit.levers.attention import Attention
 from memfit.levers.lever import CannotApply, Lever
 from memfit.levers.outer_product import OuterProduct
 from memfit.levers.precision import Precision
@@ -9,4 +10,4 @@ from memfit.levers.undo import Undo
 
 __all__ = ["LEVERS", "CannotApply", "Lever", "Undo"]
 
-LEVERS: dict[str, Lever] = {lever.name: lever for lever in (Precision(), OuterProduct())}
+LEVERS: dict[str, Lever] = {lever.name: lever for lever in (Precision(), OuterProduct(), Attention())}

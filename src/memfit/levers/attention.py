@@ -72,8 +72,9 @@ class Attention:
             undo()
             which = ", ".join(map(repr, left)) or "any module of this step"
             raise CannotApply(
-                f"attention has no adapter for {which}: its map is written out by code that memfit does not know. Describe "
-                "the module with memfit.levers.attention.describe_attention(YourModule, adapter), or call torch.nn.functional.scaled_dot_product_attention in it."
+                f"attention has no adapter for {which}: its map is written out by code that memfit does not know. Describe the module "
+                "with memfit.levers.attention.describe_attention(YourModule, adapter), or call "
+                "torch.nn.functional.scaled_dot_product_attention in it."
             )
         return undo
 

@@ -75,7 +75,7 @@ def _source(trace: Trace, number: int, products: Sequence[int]) -> int:
     if born < 0 or word(trace.ops[born]) not in _COPIES or len(set(trace.ops[born].inputs)) != 1:
         return number
     readers = {n for n, op in enumerate(trace.ops) if op.phase == "forward" and number in op.inputs and number not in op.outputs}
-    return _source(trace, trace.ops[born].inputs[0], products) if readers <= set(products) else number
+    return _source(trace, trace.ops[born].inputs[0], [*products, born]) if readers <= set(products) else number
 
 
 def _note_workspaces(
@@ -93,7 +93,7 @@ def _note_workspaces(
         return
     chunk = queries // length * min(length, rows or rows_for(length)) * columns * (result.bytes // max(1, elements(result)))
     inside[end] = chunk + result.bytes
-    inside[back] = 2 * chunk + 5 * result.bytes
+    inside[back] = 2 * chunk + 4 * result.bytes
     if dropped:
         bits = -(-columns // 8)
         added.append(Storage(queries * bits, end, last, "", (queries, bits), "uint8"))
