@@ -27,7 +27,7 @@ def _undescribed() -> Iterator[None]:
     attention._DESCRIBED.update(before)
 
 
-def step_of(net: nn.Module, width: int = 32, tokens: int = 128) -> Step:
+def step_of(net: nn.Module, width: int = 32, tokens: int = 256) -> Step:
     return Step(net, lambda m, x: (m(x) - x).pow(2).mean(), torch.optim.SGD(net.parameters(), 0.1), torch.randn(2, tokens, width))
 
 
@@ -41,7 +41,7 @@ def monai_with_dropout() -> Step:
 
 
 def monai_causal() -> Step:
-    return monai(causal=True, sequence_length=128)
+    return monai(causal=True, sequence_length=256)
 
 
 def diffusers() -> Step:
