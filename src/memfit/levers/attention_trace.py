@@ -9,7 +9,7 @@ from math import prod
 from memfit.ledger.findings.attention import AttentionMap
 from memfit.levers.removal import elements, first_backward, gradients_of, last_backward, without, word
 from memfit.ops.attention import fused_workspaces, rows_for
-from memfit.records import Storage, Trace
+from memfit.records import Op, Storage, Trace
 
 _PRODUCTS = frozenset({"mm", "bmm", "baddbmm"})
 _COPIES = frozenset({"clone", "mul", "_to_copy"})
@@ -49,9 +49,8 @@ def _kept_instead(
     gone |= _other_uses(trace, gone, products)
     last = last_backward(trace, products)
     for number in {s for n in products for s in trace.ops[n].inputs} - gone:
-        source = _source(trace, number, products)
-        if source != number:
-            gone.add(number)
+        source, copies = _source(trace, number, set(products))
+        gone |= copies
         if (died := lives[source]) is not None:
             lives[source] = max(died, last)
     end = products[-1]
@@ -69,13 +68,24 @@ def _other_uses(trace: Trace, gone: set[int], products: Sequence[int]) -> set[in
     return {s for n in readers for s in trace.ops[n].outputs if trace.storages[s].born == n}
 
 
-def _source(trace: Trace, number: int, products: Sequence[int]) -> int:
-    """What a query, key or value was copied or scaled from, if nothing but the map needed the copy."""
+def _source(trace: Trace, number: int, readers: set[int]) -> tuple[int, set[int]]:
+    """What a query, key or value was copied or scaled from, and the copies, if nothing but the map needed them."""
+    copies: set[int] = set()
+    while (maker := _copier(trace, number, readers)) is not None:
+        copies.add(number)
+        readers = {*readers, trace.storages[number].born}
+        size, number = elements(trace.storages[number]), maker.inputs[0]
+        if elements(trace.storages[number]) != size:  # a layer's output that holds queries, keys and values together
+            break
+    return number, copies
+
+
+def _copier(trace: Trace, number: int, readers: set[int]) -> Op | None:
     born = trace.storages[number].born
     if born < 0 or word(trace.ops[born]) not in _COPIES or len(set(trace.ops[born].inputs)) != 1:
-        return number
-    readers = {n for n, op in enumerate(trace.ops) if op.phase == "forward" and number in op.inputs and number not in op.outputs}
-    return _source(trace, trace.ops[born].inputs[0], [*products, born]) if readers <= set(products) else number
+        return None
+    found = {n for n, op in enumerate(trace.ops) if op.phase == "forward" and number in op.inputs and number not in op.outputs}
+    return trace.ops[born] if found <= readers else None
 
 
 def _note_workspaces(
@@ -90,6 +100,8 @@ def _note_workspaces(
     if not rows and not dropped:
         inside[end], within = fused_workspaces(length, columns, elements(result) // queries)
         inside[back] = within + 3 * result.bytes
+        if any(word(trace.ops[trace.storages[s].born]) == "masked_fill" for s in found.storages):
+            added.append(Storage(4 * length * columns, end, last, "", (length, columns), "float32"))  # a mask of booleans becomes numbers
         return
     chunk = queries // length * min(length, rows or rows_for(length)) * columns * (result.bytes // max(1, elements(result)))
     inside[end] = chunk + result.bytes

@@ -293,9 +293,9 @@ class _Rewriting:
             old = self._old.storages[cast.source].died
             if old is None:
                 return None
-            keepers = {f for f in keepers if self._read(f, cast.source) is cast.life}
-            if not any(f in keepers for f in cast.readers) and self._old.ops[old].phase == "forward":
+            if old > max((self._last_of.get(f, -1) for f in keepers), default=-1):  # somebody held it longer than autograd
                 ends.append(self._at[old])
+            keepers = {f for f in keepers if self._read(f, cast.source) is cast.life}
         elif len(cast.readers) and self._old.storages[cast.source].kind == "parameters" and cast.life.half:
             ends.append(self._end_of_call(cast.readers[-1]) if self._is_trained(self._old.storages[cast.source].name) else -1)
         ends += [self._at[self._last_of.get(f, f)] for f in cast.readers if f in keepers]
