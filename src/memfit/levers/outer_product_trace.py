@@ -80,4 +80,4 @@ def _kept(trace: Trace, region: _Region, added: list[Storage], inside: dict[int,
     added.append(Storage(5 * result.bytes + 7 * queries * unit, region.end, last, "", result.shape, result.dtype))
     exponentials = _ROWS * region.width * unit
     inside[region.end] = max(chunk + 2 * result.bytes, exponentials)
-    inside[first_backward(trace, region.end)] = max(2 * chunk + 4 * result.bytes, exponentials)
+    inside[first_backward(trace, region.end)] = max(2 * chunk + 3 * result.bytes, exponentials)
