@@ -29,6 +29,9 @@ class Part:
 class Guard(Protocol):
     """Stands between gradients and optimizer: scales losses, and says whether a step may be taken."""
 
+    def begins(self, phase: str, number: int, batch: Any, carry: dict[str, Any]) -> None:
+        """Before the loss of each part of a batch is computed; parts are counted from 0."""
+
     def scaled(self, loss: torch.Tensor) -> torch.Tensor:
         """What backward is called on."""
 

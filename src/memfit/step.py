@@ -150,6 +150,8 @@ class Step:
         stepping = self.running.stepping_in_backward(phase.optimizers)
         for number, part in enumerate(self.running.parts(phase.name, batch)):
             carry = carries.setdefault(number, {})
+            if self.running.guard:
+                self.running.guard.begins(phase.name, number, part.batch, carry)
             with part.around():
                 loss = self._part_loss(phase, part, carry, watcher)
                 if part.share != 1.0:

@@ -6,12 +6,10 @@ import math
 from typing import Any
 
 import torch
-from torch import nn
-from torch.nn.modules.module import register_module_forward_hook
 
-from memfit.batches import tensors_in
 from memfit.capture.whereabouts import ModulePath
 from memfit.errors import StepError
+from memfit.non_finite import first_non_finite
 from memfit.step import Step
 
 
@@ -28,7 +26,7 @@ class FiniteLosses:
         """Look at the value before anything is changed by it."""
         value = float(loss.detach())
         if not math.isfinite(value):
-            raise StepError([f"the loss{f' of phase {name!r}' if name else ''} is {value}: {_told(first_non_finite(self._step))}"])
+            raise StepError([f"the loss{f' of phase {name!r}' if name else ''} is {value}: {_told(_first_non_finite(self._step))}"])
 
 
 def _told(where: str | None) -> str:
@@ -37,25 +35,13 @@ def _told(where: str | None) -> str:
     return f"it first appears in the output of {where}; look at its input range, learning rate or precision"
 
 
-def first_non_finite(step: Step) -> str | None:
-    """Run the forward passes again and name the first module whose output is not finite although its inputs are."""
+def _first_non_finite(step: Step) -> str | None:
     path = ModulePath(step.models)
-    found: list[str] = []
 
-    def look(module: nn.Module, args: Any, output: Any) -> None:
-        if not found and not _finite(output) and _finite(args):
-            found.append(f"{path.current or 'the model'} ({type(module).__name__})")
-
-    handle = register_module_forward_hook(look)
-    try:
-        with path, torch.no_grad():
-            carry: dict[str, Any] = {}
+    def run() -> None:
+        carry: dict[str, Any] = {}
+        with path:
             for phase in step.all_phases:
                 phase.loss(step.model, step.batch, carry)
-    finally:
-        handle.remove()
-    return found[0] if found else None
 
-
-def _finite(values: Any) -> bool:
-    return all(bool(torch.isfinite(t).all()) for _, t in tensors_in(values) if t.is_floating_point())
+    return first_non_finite(run, lambda module: path.current)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from memfit.levers.allocator import AllocatorLever
 from memfit.levers.architecture import ArchitectureLever
+from memfit.levers.attention import Attention
 from memfit.levers.chunk import Chunk
 from memfit.levers.compile import CompileLever
 from memfit.levers.lever import CannotApply, Lever
 from memfit.levers.loader import LoaderLever
 from memfit.levers.microbatch import MicroBatch
 from memfit.levers.optimizer import OptimizerLever
+from memfit.levers.outer_product import OuterProduct
+from memfit.levers.precision import Precision
 from memfit.levers.saved import SavedLever
 from memfit.levers.undo import Undo
 
@@ -21,6 +24,9 @@ LEVERS: dict[str, Lever] = {
         SavedLever(),
         MicroBatch(),
         Chunk(),
+        Precision(),
+        Attention(),
+        OuterProduct(),
         OptimizerLever(),
         LoaderLever(),
         AllocatorLever(),
