@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch.optim import Optimizer
@@ -56,6 +57,9 @@ class _Collector:
     def __init__(self, step: Step) -> None:
         self.found: Gradients = {}
         self._parameters = [p for model in step.models.values() for p in model.parameters() if p.requires_grad]
+
+    def begins(self, phase: str, number: int, batch: Any, carry: dict[str, Any]) -> None:
+        """Nothing to prepare."""
 
     def scaled(self, loss: torch.Tensor) -> torch.Tensor:
         """The loss as it is."""
