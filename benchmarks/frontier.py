@@ -135,7 +135,7 @@ def memfit_points(step: memfit.Step, eager: int, console: Console) -> Iterator[t
     for share in SHARES:
         limit = int(weights + share * (eager - weights))
         started = time.monotonic()
-        found = proposer.propose(lambda ledger: before + limit, 5.0).fitting
+        found = proposer.propose(lambda ledger, most=before + limit: most, 5.0).fitting
         console.print(f"  memfit {share:.0%}: {'nothing fits' if not found else ''} planned in {time.monotonic() - started:.1f} s")
         if found:
             rows = rows_of(options_of(found[0]))
