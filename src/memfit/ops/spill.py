@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import tempfile
+import weakref
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
-from threading import BoundedSemaphore
 from typing import Any
 
 import numpy as np
+import psutil
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
@@ -19,41 +20,40 @@ _WAITING = 2  # tensors on their way to the file at a time: more would be memory
 class Spill:
     """One unnamed file, gone when the process is, however it ends."""
 
-    def __init__(self, directory: str | None = None) -> None:
-        self._file = tempfile.TemporaryFile(dir=directory, prefix="memfit-")  # noqa: SIM115  # lives as long as the spill
+    def __init__(self) -> None:
+        self._file = tempfile.TemporaryFile(dir=_on_a_disk(), prefix="memfit-")  # noqa: SIM115  # lives as long as the spill
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="memfit-spill")
-        self._slots = BoundedSemaphore(_WAITING)
+        self._waiting: deque[Spilled] = deque()
+        self._alive: weakref.WeakSet[Spilled] = weakref.WeakSet()
         self._end = 0
-        self._simulated: deque[torch.Tensor] = deque(maxlen=_WAITING)  # without values nothing is written, but the wait is the same
 
     def write(self, tensor: torch.Tensor) -> Spilled:
-        """Begin to write a tensor; its memory is free as soon as the thread is done with it."""
-        if isinstance(tensor, FakeTensor):
-            self._simulated.append(tensor.detach())
-            return Spilled(self, 0, tensor)
-        self._slots.acquire()
-        spilled = Spilled(self, self._end, tensor)
+        """Begin to write a tensor; its memory is free when it is written, at the latest when two more have been given."""
+        self._let_go(_WAITING - 1)
+        if not self._alive:  # nobody will read what an earlier step wrote
+            self._end = 0
+        spilled = Spilled(self, self._end, tensor.detach())
         self._end += tensor.untyped_storage().nbytes()
-        spilled.written = self._writer.submit(self._write, spilled, tensor.detach())
+        if not isinstance(tensor, FakeTensor):  # without values nothing is written, but the wait is the same
+            spilled.written = self._writer.submit(self._write, spilled)
+        self._waiting.append(spilled)
+        self._alive.add(spilled)
         return spilled
 
-    def _write(self, spilled: Spilled, tensor: torch.Tensor) -> None:
-        try:
-            whole = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage()).numpy()
-            view, offset = whole.data, spilled.offset
-            while view:
-                count = os.pwrite(self._file.fileno(), view, offset)
-                view, offset = view[count:], offset + count
-        finally:
-            self._slots.release()
+    def _let_go(self, most: int) -> None:
+        """Free what is written; the thread that computes does so, since torch counts what a thread frees as that thread's."""
+        while self._waiting and (len(self._waiting) > most or self._waiting[0].is_written()):
+            self._waiting.popleft().let_go()
 
     def settle(self) -> None:
         """Wait until all that was given is written, and its memory free."""
-        for _ in range(_WAITING):
-            self._slots.acquire()
-        for _ in range(_WAITING):
-            self._slots.release()
-        self._simulated.clear()
+        self._let_go(0)
+
+    def _write(self, spilled: Spilled) -> None:
+        view, offset = spilled.bytes().data, spilled.offset
+        while view:
+            count = os.pwrite(self._file.fileno(), view, offset)
+            view, offset = view[count:], offset + count
 
     def read(self, offset: int, into: np.ndarray[Any, Any]) -> None:
         """Fill a piece of memory from the file."""
@@ -66,18 +66,45 @@ class Spill:
 
     def close(self) -> None:
         """Forget everything."""
-        self._writer.shutdown(cancel_futures=True)
+        self.settle()
+        self._writer.shutdown()
         self._file.close()
 
 
+def _on_a_disk() -> str:
+    """A directory for temporary files that is not itself memory, as /tmp is on some machines."""
+    mounted = {p.mountpoint: p.fstype for p in psutil.disk_partitions(all=True)}
+    for directory in (tempfile.gettempdir(), "/var/tmp", os.getcwd()):
+        roots = [root for root in mounted if os.path.isdir(directory) and os.path.commonpath([root, directory]) == root]
+        if os.access(directory, os.W_OK) and mounted.get(max(roots, key=len, default="")) not in ("tmpfs", "ramfs"):
+            return directory
+    return tempfile.gettempdir()
+
+
 class Spilled:
-    """A tensor in the file: everything but its values."""
+    """A tensor in the file, or on its way there."""
 
     def __init__(self, spill: Spill, offset: int, tensor: torch.Tensor) -> None:
         self._spill, self.offset = spill, offset
+        self._tensor: torch.Tensor | None = tensor
         self._bytes, self._dtype = tensor.untyped_storage().nbytes(), tensor.dtype
         self._size, self._stride, self._start = tensor.shape, tensor.stride(), tensor.storage_offset()
         self.written: Future[None] | None = None
+
+    def bytes(self) -> np.ndarray[Any, Any]:
+        """All of its memory, as bytes."""
+        assert self._tensor is not None  # it is let go only after it was written
+        return torch.empty(0, dtype=torch.uint8).set_(self._tensor.untyped_storage()).numpy()
+
+    def is_written(self) -> bool:
+        """Whether its memory is not needed any more."""
+        return self.written is not None and self.written.done()
+
+    def let_go(self) -> None:
+        """Wait until it is written, then free its memory; what went wrong while it was written is raised here."""
+        if self.written is not None:
+            self.written.result()
+        self._tensor = None
 
     def get(self) -> torch.Tensor:
         """The tensor, bit for bit, in the layout it had."""

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from memfit.levers.saved import masks, unread_inputs
+from memfit.levers.saved import block_insides, masks, unread_inputs
 from memfit.levers.saved.line import Line
-from memfit.levers.saved.table import DISK, RECOMPUTE, TIMES
+from memfit.levers.saved.table import CACHE, DISK, RECOMPUTE, TIMES
 from memfit.planner.candidates import candidates_of
 from memfit.planner.evaluation import Evaluation, Outcome
 from memfit.planner.programme import Programme
@@ -41,12 +41,26 @@ class Search:
         self.candidates = candidates_of(line, self.plain.peak)
         self.programme = Programme(self.candidates, len(seconds), self.evaluation.cost, disk)
         self.ways = [*TIMES, RECOMPUTE, *([DISK] if disk else [])]
+        self.seeded = False
         self.known: list[Table] = [Table({}, self.plain.peak, 0.0)]
+
+    def _seed(self, line: Line, disk: bool) -> None:
+        """Tables people know: every block made again, at each grain of blocks, and everything on disk; the search starts from them too."""
+        saved = {op for op, c in self.candidates.items() if c.windows}
+        for inside in block_insides(line):
+            self._try({op: CACHE for op in inside & self.candidates.keys()})
+            if disk:
+                self._try({op: CACHE if op in inside else DISK for op in saved | (inside & self.candidates.keys())})
+        if disk:
+            self._try(dict.fromkeys(saved, DISK))
 
     def fastest(self, limit: int, seconds: float = 4.0) -> Table | None:
         """The fastest table found whose peak is at most `limit`; None where none was found."""
         deadline = time.monotonic() + seconds
         if self.plain.peak > limit:
+            if not self.seeded:
+                self.seeded = True
+                self._seed(self.evaluation.line, self.programme.disk)
             for tighter in _TIGHTER:
                 self._propose(int(limit * tighter), limit, deadline)
             if not any(t.peak <= limit for t in self.known):

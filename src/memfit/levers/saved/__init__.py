@@ -45,7 +45,7 @@ class SavedLever:
             "inputs nobody reads dropped": unread_inputs(line),
             "masks kept as bits": masks(line),
             "cheap results made again": {op: RECOMPUTE for op in _large(line) if line.trace.ops[op].name in _CHEAP},
-            "every block made again": _blocks(line),
+            "every block made again": dict.fromkeys(next(iter(block_insides(line)), ()), CACHE),
         }
         return [table_option(line.trace, ops, name) for name, ops in tables.items() if ops]
 
@@ -88,10 +88,14 @@ def _large(line: Line) -> list[int]:
     return [op for op, made in sorted(line.made.items()) if max(line.trace.storages[s].bytes for s in made) >= _SMALLEST]
 
 
-def _blocks(line: Line) -> dict[int, str]:
-    """Everything inside the calls of numbered modules (blocks.0, blocks.1, …) but what they hand on."""
-    blocks = [c for c in line.trace.calls if c.module.rpartition(".")[2].isdigit() and c.last > c.first]
-    outer = [c for c in blocks if not any(o is not c and o.first <= c.first and c.last <= o.last and o != c for o in blocks)]
-    return {op: CACHE for op in _large(line) if any(c.first <= op < c.last for c in outer)}
+def block_insides(line: Line) -> list[set[int]]:
+    """The results inside the calls of numbered modules (blocks.0, blocks.1, …) but what they hand on; coarse blocks first, then finer."""
+    found = []
+    blocks = list({c for c in line.trace.calls if c.module.rpartition(".")[2].isdigit() and c.last > c.first})
+    while blocks:
+        outer = [c for c in blocks if not any(o != c and o.first <= c.first and c.last <= o.last for o in blocks)] or blocks
+        found.append({op for op in _large(line) if any(c.first <= op < c.last for c in outer)})
+        blocks = [c for c in blocks if c not in outer]
+    return found
 
 
