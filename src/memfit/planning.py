@@ -85,7 +85,7 @@ class _Planning:
                     break
                 most = fitted.peak_bytes - (fitted.process_high_bytes - self.budget) - _A_LITTLE
         lowest = min(seen, default=self.plain.process_high_bytes)
-        raise infeasible(self.budget, lowest, self.plain, self.allow, {self.allow: lowest})
+        raise infeasible(self.budget, lowest, self.plain, self.allow, self._reachable(proposals, lowest))
 
     def _captured(self, options: tuple[Option, ...]) -> Ledger | None:
         """The fitted step's own ledger; None where a lever refuses this step."""
@@ -95,8 +95,16 @@ class _Planning:
         except CannotApply:
             return None
 
-    def _reachable(self, proposals: Proposals) -> dict[str, int]:
-        return {} if proposals.lowest is None else {self.allow: proposals.lowest.process_high_bytes}
+    def _reachable(self, proposals: Proposals, lowest: int | None = None) -> dict[str, int]:
+        """The lowest under each class: as weighed, as captured for the allowed one, and weighed now for looser ones if nothing fits."""
+        found = {c: size for c, size in proposals.reachable.items() if EXACTNESS.index(c) <= EXACTNESS.index(self.allow)}
+        if lowest is None:
+            return found
+        self.progress("weighing what looser classes would reach")
+        for word in EXACTNESS[EXACTNESS.index(self.allow) + 1 :]:
+            looser = Proposer(self.plain, self.levers, word, speeds_here()).propose(lambda ledger: 0, _SEARCH_SECONDS[-1])
+            found[word] = looser.reachable[word]
+        return found | {self.allow: lowest}
 
     def _plan(self, fitted: Ledger, options: tuple[Option, ...], winner: Proposal, proposals: Proposals) -> Plan:
         return Plan(

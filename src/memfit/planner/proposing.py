@@ -10,7 +10,7 @@ from memfit.levers.saved.line import line_of
 from memfit.planner.combining import Combination, Rewriter, combinations
 from memfit.planner.costs import seconds_of
 from memfit.planner.search import Search, Table
-from memfit.records import Ledger, Speeds
+from memfit.records import EXACTNESS, Ledger, Speeds
 
 Limit = Callable[[Ledger], int]
 
@@ -37,11 +37,15 @@ class Proposals:
     plain_seconds: float
     fitting: list[Proposal] = field(default_factory=list)  # fastest first
     lowest: Proposal | None = None
+    reachable: dict[str, int] = field(default_factory=dict)  # the lowest process under each class of exactness
 
     def weigh(self, proposal: Proposal) -> None:
         """Remember the lowest, whatever it costs."""
         if self.lowest is None or proposal.process_high_bytes < self.lowest.process_high_bytes:
             self.lowest = proposal
+        needed = max((EXACTNESS.index(option.exactness) for option in proposal.combination.options), default=0)
+        for word in EXACTNESS[needed:]:
+            self.reachable[word] = min(self.reachable.get(word, proposal.process_high_bytes), proposal.process_high_bytes)
 
 
 class Proposer:
