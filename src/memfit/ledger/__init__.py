@@ -15,8 +15,8 @@ __all__ = ["account"]
 _ALWAYS_UNSURE = 0.005  # of the peak: small things nobody models, seen in the accuracy table
 
 
-def account(trace: Trace) -> Ledger:
-    """The ledger of a step."""
+def account(trace: Trace, causes: bool = True) -> Ledger:
+    """The ledger of a step; looking for root causes takes longest, and a planner that weighs many ledgers leaves it out."""
     if not trace.ops:
         raise MemfitError("The step ran no operator at all, so there is nothing to count: does its loss use the model?")
     live = live_bytes(trace)
@@ -45,7 +45,7 @@ def account(trace: Trace) -> Ledger:
         by_op=by(owners, lambda owner: owner.op),
         by_source=by(owners, lambda owner: owner.source),
         at_peak=owners,
-        findings=findings_in(trace, owners, peak_op),
+        findings=findings_in(trace, owners, peak_op) if causes else (),
         process=process,
         peak_op=peak_op,
         timeline=tuple(int(b) for b in live),

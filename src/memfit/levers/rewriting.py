@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from memfit.ledger import account
+from memfit.ledger.timeline import live_bytes
 from memfit.records import Ledger, Process, Trace
 
 
 def rewritten(before: Ledger, trace: Trace) -> Ledger:
-    """The ledger of a changed time line: a prediction, whose heap slack shrinks or grows with its peak."""
-    after = account(replace(trace, predicted=True))
-    process = _with_slack(before, trace.process, after.peak_bytes / before.peak_bytes)
-    return account(replace(trace, predicted=True, process=process))
+    """The ledger of a changed time line: a prediction, whose heap slack shrinks or grows with its peak. Causes are not looked for."""
+    ratio = int(live_bytes(trace).max()) / before.peak_bytes
+    return account(replace(trace, predicted=True, process=_with_slack(before, trace.process, ratio)), causes=False)
 
 
 def _with_slack(before: Ledger, process: Process, ratio: float) -> Process:

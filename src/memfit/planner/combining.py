@@ -9,6 +9,7 @@ from typing import Protocol
 from memfit.records import EXACTNESS, Ledger, Option
 
 ORDER = ("architecture", "attention", "outer_product", "precision", "loader", "allocator", "optimizer", "chunk", "microbatch")
+_FEW = {"allocator": 1, "loader": 2, "attention": 2, "outer_product": 1, "optimizer": 2, "precision": 1}  # options weighed of each
 _MOST = 60  # combinations: beyond, later ones are as good as never the fastest
 
 
@@ -39,18 +40,18 @@ def combinations(ledger: Ledger, levers: Mapping[str, Rewriter], allowed: str) -
     """The plain step first; then with one lever, two, …, each of ORDER at most once."""
     found = [Combination((), ledger)]
     for word in ORDER:
-        if word in levers:
-            found += [joined for combination in found[:_MOST] for joined in _joined(combination, word, levers[word], allowed)]
+        options = [o for o in levers[word].options(ledger) if is_allowed(o, allowed)][: _FEW.get(word)] if word in levers else []
+        found += [joined for combination in found[:_MOST] for joined in _joined(combination, word, levers[word], options)]
     yield from found[: 4 * _MOST]
 
 
-def _joined(combination: Combination, word: str, lever: Rewriter, allowed: str) -> Iterator[Combination]:
+def _joined(combination: Combination, word: str, lever: Rewriter, options: Sequence[Option]) -> Iterator[Combination]:
     present = {option.lever for option in combination.options}
     forbidden = {w for option in combination.options for w in option.settings.get("excludes", ())}
     if word in forbidden:
         return
-    for option in lever.options(combination.ledger):
-        if not is_allowed(option, allowed) or present & {*lever.excludes, *option.settings.get("excludes", ())}:
+    for option in options:
+        if present & {*lever.excludes, *option.settings.get("excludes", ())}:
             continue
         after = lever.rewrite(combination.ledger, option)
         if word == "microbatch" or helps(combination.ledger, after):

@@ -13,6 +13,9 @@ from memfit.planner.search import Search, Table
 from memfit.records import EXACTNESS, Ledger, Speeds
 
 Limit = Callable[[Ledger], int]
+_AT_ONCE = 4  # combinations among which the time that is left is divided
+_LEAST_SECONDS = 0.1
+_SECONDS_OF_A_PART = 1e-5  # an operator: Python, and random draws that are cut up
 
 
 @dataclass(frozen=True)
@@ -55,31 +58,47 @@ class Proposer:
         self.speeds, self.disk = speeds, disk
         self.combinations = list(combinations(ledger, levers, allowed))
         self._searches: dict[int, Search] = {}
+        self._seconds: dict[int, float] = {}
 
     def propose(self, limit: Limit, seconds: float) -> Proposals:
-        """Weigh every combination; what stays under `limit`, the peak that a ledger's step may have, comes fastest first."""
-        plain = self._search(0)
-        result = Proposals(float(plain.evaluation.seconds.sum()))
+        """Weigh combinations; what stays under `limit`, the peak that a ledger's step may have, comes fastest first.
+
+        Those that are fastest without any table come first, and those that are slower than what was found are left out.
+        """
+        result = Proposals(self._base(0))
         deadline = time.monotonic() + seconds
-        for place, combination in enumerate(self.combinations):
-            share = (deadline - time.monotonic()) / (len(self.combinations) - place)
-            self._weigh(place, combination, limit, max(0.05, share), result)
+        order = sorted(range(len(self.combinations)), key=self._base)
+        for turn, place in enumerate(order):
+            if result.fitting and self._base(place) >= min(p.seconds for p in result.fitting):
+                break
+            share = (deadline - time.monotonic()) / min(_AT_ONCE, len(order) - turn)
+            self._weigh(place, limit, max(_LEAST_SECONDS, share), result)
         result.fitting.sort(key=lambda proposal: (proposal.seconds, len(proposal.combination.options)))
         return result
+
+    def _base(self, place: int) -> float:
+        """Seconds of a step with a combination on, and no table; every part of a batch costs a little by itself."""
+        if place not in self._seconds:
+            combination = self.combinations[place]
+            assert combination.ledger.trace is not None  # rewritten ledgers carry theirs
+            seconds = seconds_of(combination.ledger.trace, self.speeds)
+            extra = len(seconds) * _SECONDS_OF_A_PART if combination.repeats > 1 else 0.0
+            self._seconds[place] = (float(seconds.sum()) + extra) * combination.repeats
+        return self._seconds[place]
 
     def _search(self, place: int) -> Search:
         if place not in self._searches:
             trace = self.combinations[place].ledger.trace
-            assert trace is not None  # rewritten ledgers carry theirs
+            assert trace is not None
             self._searches[place] = Search(line_of(trace), seconds_of(trace, self.speeds), self.speeds, self.disk)
         return self._searches[place]
 
-    def _weigh(self, place: int, combination: Combination, limit: Limit, seconds: float, result: Proposals) -> None:
-        search, ledger = self._search(place), combination.ledger
-        fixed, unsure = beside_the_peak(ledger)
-        table = search.fastest(limit(ledger), seconds)
+    def _weigh(self, place: int, limit: Limit, seconds: float, result: Proposals) -> None:
+        search, combination = self._search(place), self.combinations[place]
+        fixed, unsure = beside_the_peak(combination.ledger)
+        table = search.fastest(limit(combination.ledger), seconds)
         for found in {id(t): t for t in (table, search.lowest()) if t is not None}.values():
-            whole = (float(search.evaluation.seconds.sum()) + found.seconds) * combination.repeats
+            whole = self._base(place) + found.seconds * combination.repeats
             proposal = Proposal(combination, found, whole, fixed + int(found.peak * unsure))
             result.weigh(proposal)
             if found is table:

@@ -62,7 +62,8 @@ class Search:
                 self.seeded = True
                 self._seed(self.evaluation.line, self.programme.disk)
             for tighter in _TIGHTER:
-                self._propose(int(limit * tighter), limit, deadline)
+                if time.monotonic() < deadline:
+                    self._propose(int(limit * tighter), limit, deadline)
             if not any(t.peak <= limit for t in self.known):
                 self._descend(limit, deadline)
         best = min((t for t in self.known if t.peak <= limit), key=lambda t: t.seconds, default=None)

@@ -77,7 +77,7 @@ def _passing(trace: Trace, makers: dict[int, list[int]], kept: dict[int, list[in
     holds = sorted((call.first, call.last) for call in trace.calls)
     passing = {}
     for s in makers:
-        born, last, died = trace.storages[s].born, last_use[s], _died(trace, s)
+        born, last, died = trace.storages[s].born, last_use.get(s, trace.storages[s].born), _died(trace, s)
         if died > max((ends[row] for row in kept.get(s, ())), default=-1):
             passing[s] = died  # not autograd but the program holds it so long
         else:
