@@ -15,7 +15,7 @@ from rich.console import Console
 import memfit
 from memfit.commands import COMMANDS
 from memfit.commands.main import run
-from memfit.commands.profile import Screen, progress_on
+from memfit.commands.screen import Screen, progress_on
 from memfit.errors import CannotSimulate, MemfitError, StepError
 from memfit.records import Ledger, Owner, Process
 from memfit.step import Step
