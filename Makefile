@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 TORCH := torch==2.13.0$(if $(filter Linux,$(shell uname -s)),+cpu)
 TORCH_INDEX := https://download.pytorch.org/whl/cpu
 
-.PHONY: help demo test lint bench-accuracy bench-simulation workspaces clean
+.PHONY: help demo test lint bench-accuracy bench-frontier bench-simulation workspaces clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -36,6 +36,9 @@ test: lint  ## set up, then run the whole test suite
 
 bench-accuracy: $(VENV)/everything  ## predicted against measured memory, for 17 public models (about an hour)
 	$(BIN)/python benchmarks/accuracy.py
+
+bench-frontier: $(VENV)/everything  ## peak against time: memfit beside checkpointing, compiling and offloading (an hour)
+	cd benchmarks && ../$(BIN)/python frontier.py
 
 bench-simulation: $(VENV)/everything  ## the time a simulation takes, against torch's own memory tracker
 	$(BIN)/python benchmarks/simulation_speed.py

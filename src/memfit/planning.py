@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from memfit.applying import apply_levers
@@ -13,7 +14,7 @@ from memfit.fingerprint import fingerprint
 from memfit.levers import LEVERS, CannotApply, Lever
 from memfit.levers.saved import table_option
 from memfit.planner.explaining import alternatives, infeasible, loosest, planned_levers
-from memfit.planner.proposing import Proposal, Proposals, Proposer
+from memfit.planner.proposing import Proposal, Proposals, Proposer, peak_inside
 from memfit.profiling import profile
 from memfit.records import EXACTNESS, Ledger, Option, Plan, PlannedLever
 from memfit.step import Step
@@ -65,13 +66,13 @@ class _Planning:
     def plan(self) -> Plan:
         """Propose, apply to simulated tensors, capture: what does not fit then is never shown."""
         proposer = Proposer(self.plain, self.levers, self.allow, speeds_here())
-        refused, seen = set[str](), []
+        refused, seen, most = set[str](), [], sys.maxsize
         for seconds in _SEARCH_SECONDS:
-            proposals = proposer.propose(self.budget, seconds)
+            proposals = proposer.propose(peak_inside(self.budget, most), seconds)
             found = [p for p in (*proposals.fitting, proposals.lowest) if p is not None and _key(p) not in refused]
             if not found:
                 break
-            winner, options = found[0], _options(found[0])
+            winner, options = found[0], options_of(found[0])
             self.progress("capturing the plan with simulated tensors")
             fitted = self._captured(options)
             if fitted is None:
@@ -82,15 +83,14 @@ class _Planning:
                 seen.append(fitted.process_high_bytes)
                 if winner is proposals.lowest:
                     break
-                proposer.most = fitted.peak_bytes - (fitted.process_high_bytes - self.budget) - _A_LITTLE
+                most = fitted.peak_bytes - (fitted.process_high_bytes - self.budget) - _A_LITTLE
         lowest = min(seen, default=self.plain.process_high_bytes)
         raise infeasible(self.budget, lowest, self.plain, self.allow, {self.allow: lowest})
 
     def _captured(self, options: tuple[Option, ...]) -> Ledger | None:
         """The fitted step's own ledger; None where a lever refuses this step."""
-        rows = [PlannedLever(o.lever, o.name, o.exactness, settings=o.settings, why=o.why) for o in options]
         try:
-            with apply_levers(self.step, rows, self.levers):
+            with apply_levers(self.step, rows_of(options), self.levers):
                 return profile(self.step, simulate=True, device=self.device)
         except CannotApply:
             return None
@@ -123,7 +123,8 @@ def _key(proposal: Proposal) -> str:
     return repr(proposal.combination.options)
 
 
-def _options(proposal: Proposal) -> tuple[Option, ...]:
+def options_of(proposal: Proposal) -> tuple[Option, ...]:
+    """The levers of a proposal, in order; its table of saved tensors is the last."""
     trace = proposal.combination.ledger.trace
     assert trace is not None
     ops = proposal.table.ops
@@ -131,3 +132,8 @@ def _options(proposal: Proposal) -> tuple[Option, ...]:
         return proposal.combination.options
     why = "made again, packed or put away until backward needs them"
     return (*proposal.combination.options, table_option(trace, ops, f"{len(ops)} results not kept", why))
+
+
+def rows_of(options: Sequence[Option]) -> list[PlannedLever]:
+    """Options as rows of a plan, before what each saves is known."""
+    return [PlannedLever(o.lever, o.name, o.exactness, settings=o.settings, why=o.why) for o in options]

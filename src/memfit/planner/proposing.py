@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from memfit.levers.saved.line import line_of
@@ -12,6 +11,8 @@ from memfit.planner.combining import Combination, Rewriter, combinations
 from memfit.planner.costs import seconds_of
 from memfit.planner.search import Search, Table
 from memfit.records import Ledger, Speeds
+
+Limit = Callable[[Ledger], int]
 
 
 @dataclass(frozen=True)
@@ -50,16 +51,15 @@ class Proposer:
         self.speeds, self.disk = speeds, disk
         self.combinations = list(combinations(ledger, levers, allowed))
         self._searches: dict[int, Search] = {}
-        self.most = sys.maxsize  # a peak that the capture of an earlier proposal has shown to be too high
 
-    def propose(self, budget: int, seconds: float) -> Proposals:
-        """Weigh every combination; what fits comes fastest first."""
+    def propose(self, limit: Limit, seconds: float) -> Proposals:
+        """Weigh every combination; what stays under `limit`, the peak that a ledger's step may have, comes fastest first."""
         plain = self._search(0)
         result = Proposals(float(plain.evaluation.seconds.sum()))
         deadline = time.monotonic() + seconds
         for place, combination in enumerate(self.combinations):
             share = (deadline - time.monotonic()) / (len(self.combinations) - place)
-            self._weigh(place, combination, budget, max(0.05, share), result)
+            self._weigh(place, combination, limit, max(0.05, share), result)
         result.fitting.sort(key=lambda proposal: (proposal.seconds, len(proposal.combination.options)))
         return result
 
@@ -70,10 +70,10 @@ class Proposer:
             self._searches[place] = Search(line_of(trace), seconds_of(trace, self.speeds), self.speeds, self.disk)
         return self._searches[place]
 
-    def _weigh(self, place: int, combination: Combination, budget: int, seconds: float, result: Proposals) -> None:
+    def _weigh(self, place: int, combination: Combination, limit: Limit, seconds: float, result: Proposals) -> None:
         search, ledger = self._search(place), combination.ledger
         fixed, unsure = beside_the_peak(ledger)
-        table = search.fastest(min(self.most, int((budget - fixed) / unsure)), seconds)
+        table = search.fastest(limit(ledger), seconds)
         for found in {id(t): t for t in (table, search.lowest()) if t is not None}.values():
             whole = (float(search.evaluation.seconds.sum()) + found.seconds) * combination.repeats
             proposal = Proposal(combination, found, whole, fixed + int(found.peak * unsure))
@@ -86,3 +86,13 @@ def beside_the_peak(ledger: Ledger) -> tuple[int, float]:
     """What a process takes whatever the peak is, and at most for each byte of it: the heap's slack grows with it."""
     fixed = ledger.process.base_bytes + ledger.process.workers_bytes
     return fixed, (ledger.process_high_bytes - fixed) / ledger.peak_bytes
+
+
+def peak_inside(budget: int, most: int) -> Limit:
+    """The peak at which a process is still inside a budget, and at most `most`: what an earlier capture has shown to be too high."""
+
+    def limit(ledger: Ledger) -> int:
+        fixed, unsure = beside_the_peak(ledger)
+        return min(most, int((budget - fixed) / unsure))
+
+    return limit
