@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from small_levers import CHECKPOINT, NOTHING, SPLIT, WRONG, SmallLever, plan_of
-from small_steps import convolutional_3d, dense, in_place_ops, two_phases
 
 import memfit
 from memfit import fitting
@@ -17,6 +15,8 @@ from memfit.levers import Undo
 from memfit.records import Plan
 from memfit.running import Running
 from memfit.step import Step
+from small_levers import CHECKPOINT, NOTHING, SPLIT, WRONG, SmallLever, plan_of
+from small_steps import convolutional_3d, dense, in_place_ops, two_phases
 
 ENOUGH = "16GiB"
 
@@ -70,7 +70,7 @@ def test_levers_are_on_while_fitted_and_the_loss_is_a_number(monkeypatch: pytest
     loss = fitted(step.batch)
     assert isinstance(loss, float) and step.running.split is not None
     assert fitted.verdict.equivalent and fitted.verdict.levers == ("checkpoint", "split")
-    assert fitted.ledger.peak_bytes != fitted.baseline.peak_bytes  # of the fitted and of the plain step
+    assert len(fitted.ledger.timeline) > 4 * len(fitted.baseline.timeline)  # of the fitted and of the plain step
 
 
 def test_phases_give_a_loss_each() -> None:
@@ -188,7 +188,7 @@ def test_what_is_not_the_same_training_is_refused_and_taken_off(monkeypatch: pyt
 
 def test_another_training_that_was_asked_for_is_let_through_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
     step = dense()
-    altered = SmallLever("altering", "altered", WRONG["weakened"].act)
+    altered = SmallLever("altering", "altered", WRONG["slower"].act)
     fitted = memfit.fit(step, allow="altered", **planned(monkeypatch, altered))
     assert not fitted.verdict.equivalent and fitted.verdict.exactness == "altered"
 
@@ -196,6 +196,6 @@ def test_another_training_that_was_asked_for_is_let_through_and_told(monkeypatch
 def test_an_impossible_budget_raises_and_changes_nothing() -> None:
     step = dense()
     before = state_of(step)
-    with pytest.raises(Infeasible, match="This step does not fit 1.00 MiB: the lowest that can be reached"):
+    with pytest.raises(Infeasible, match=r"This step does not fit 1\.00 MiB: the lowest that can be reached"):
         memfit.fit(step, "1MiB")
     assert step.running == Running() and same(state_of(step), before)
