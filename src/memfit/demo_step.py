@@ -1,4 +1,4 @@
-"""The training step that `memfit demo` profiles: a small 3D convolutional autoencoder."""
+"""The training step that `memfit demo` fits: a 3D convolutional autoencoder on a batch of volumes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from torch.nn import functional
 
 from memfit.step import Step
 
-_CHANNELS = (16, 32, 64)
+_CHANNELS = (8, 16, 32)
+_GROUPS = 4
+_VOLUMES = (16, 1, 32, 96, 96)
 _LATENT_CHANNELS = 4
 _KL_WEIGHT = 1e-6
 
@@ -18,7 +20,7 @@ class ResidualBlock(nn.Module):
 
     def __init__(self, channels: int) -> None:
         super().__init__()
-        self.norm1, self.norm2 = nn.GroupNorm(8, channels), nn.GroupNorm(8, channels)
+        self.norm1, self.norm2 = nn.GroupNorm(_GROUPS, channels), nn.GroupNorm(_GROUPS, channels)
         self.conv1, self.conv2 = (nn.Conv3d(channels, channels, 3, padding=1) for _ in range(2))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -64,7 +66,7 @@ class VolumeAutoencoder(nn.Module):
             ResidualBlock(mid),
             Up(mid, wide),
             ResidualBlock(wide),
-            nn.GroupNorm(8, wide),
+            nn.GroupNorm(_GROUPS, wide),
             nn.SiLU(),
             nn.Conv3d(wide, 1, 3, padding=1),
         )
@@ -85,7 +87,7 @@ def reconstruction_and_kl(model: nn.Module, batch: torch.Tensor) -> torch.Tensor
 
 
 def volume_autoencoder() -> Step:
-    """The autoencoder with AdamW and a batch of two random volumes."""
+    """The autoencoder with AdamW and a batch of random volumes: several GiB if it were run as it is."""
     model = VolumeAutoencoder()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    return Step(model, reconstruction_and_kl, optimizer, torch.rand(2, 1, 32, 64, 64))
+    return Step(model, reconstruction_and_kl, optimizer, torch.rand(_VOLUMES))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from typing import TYPE_CHECKING
 
 import click
 from rich.console import Console
@@ -17,6 +18,9 @@ from memfit.report.fit_terminal import print_fit, print_plan
 from memfit.report.fit_view import fit_view
 from memfit.report.terminal import print_verdict
 from memfit.units import parse_bytes
+
+if TYPE_CHECKING:
+    from memfit.trial import Trial
 
 
 @click.command("fit")
@@ -42,10 +46,15 @@ def fit_command(target: str, budget: str, allow: str, steps: int, as_json: bool)
     if as_json:
         click.echo(json.dumps(trial.to_dict()))
     else:
-        screen = Screen()
-        print_plan(fitted.plan, screen)
-        print_verdict(fitted.verdict, screen)
-        slowdown = fitted.plan.predicted_slowdown
-        print_fit(fit_view(fitted.baseline, fitted.ledger, trial.measured, budget_bytes, slowdown, trial.losses_in_words), screen)
+        print_trial(trial, Screen())
     if trial.measured.process_bytes > budget_bytes:
         raise click.exceptions.Exit(Infeasible.exit_code)
+
+
+def print_trial(trial: Trial, screen: Console) -> None:
+    """The plan, its proof, and how it ran."""
+    fitted, plan = trial.fitted, trial.fitted.plan
+    print_plan(plan, screen)
+    print_verdict(fitted.verdict, screen)
+    view = fit_view(fitted.baseline, fitted.ledger, trial.measured, plan.budget_bytes, plan.predicted_slowdown, trial.losses_in_words)
+    print_fit(view, screen)

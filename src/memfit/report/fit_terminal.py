@@ -100,7 +100,7 @@ def _fit_headline(view: FitView, width: int) -> Iterator[Text]:
 
 def _checked(view: CheckView, width: int) -> Iterator[Text]:
     yield from title("memfit check", view.setting, width)
-    yield Text("Fits" if view.fits else "Does not fit", "bold green" if view.fits else "bold red")
+    yield Text(view.answer, "bold green" if view.good else "bold red")
     yield from paragraph(view.reason, width, 0)
 
 

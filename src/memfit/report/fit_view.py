@@ -56,7 +56,8 @@ class CheckView:
     """Everything a check shows."""
 
     setting: str
-    fits: bool
+    good: bool
+    answer: str
     reason: str
     grown: tuple[tuple[str, str], ...]
 
@@ -64,4 +65,5 @@ class CheckView:
 def check_view(fits: bool, budget: int, device: str, reason: str, grown: Sequence[Mapping[str, str | int]]) -> CheckView:
     """The rows and words of a check."""
     rows = tuple((f"+{format_bytes(int(row['bytes']))}", str(row["module"]) or "outside of modules") for row in grown)
-    return CheckView(f"{device} · budget {format_bytes(budget)}", fits, reason, rows)
+    answer = "Does not fit" if not fits else "Fits, but has grown" if grown else "Fits"
+    return CheckView(f"{device} · budget {format_bytes(budget)}", fits and not grown, answer, reason, rows)

@@ -11,7 +11,7 @@ from memfit.units import format_bytes, format_seconds
 
 @dataclass(frozen=True, slots=True)
 class LeverRow:
-    """A lever of a plan, or a way that lost: what it takes off the peak ("" where unknown), its words, and why."""
+    """A lever of a plan, or a way that lost: what it takes off the peak, its words, and why."""
 
     saves: str
     name: str
@@ -69,9 +69,9 @@ def _figures(plan: Plan) -> Iterator[tuple[str, str, str]]:
 
 
 def _lever(lever: PlannedLever) -> LeverRow:
-    cost = "costs next to nothing" if not lever.costs_seconds else f"costs {format_seconds(lever.costs_seconds)} a step"
+    cost = "not timed by itself" if lever.costs_seconds is None else f"costs {format_seconds(lever.costs_seconds)} a step"
     return LeverRow(format_bytes(lever.saves_bytes), lever.name, lever.option, f"{lever.exactness}, {cost}", lever.why)
 
 
 def _loser(way: Alternative) -> LeverRow:
-    return LeverRow("", way.name, way.option, way.exactness, way.rejected_because)
+    return LeverRow("", way.name, way.option, f"{way.exactness}, {way.rejected_because}", "")
