@@ -8,9 +8,8 @@ from torch.nn import functional
 
 from memfit.step import Step
 
-_CHANNELS = (8, 16, 32)
-_GROUPS = 4
-_VOLUMES = (16, 1, 32, 96, 96)
+_CHANNELS = (16, 32, 64)
+_VOLUMES = (8, 1, 32, 96, 96)
 _LATENT_CHANNELS = 4
 _KL_WEIGHT = 1e-6
 
@@ -20,7 +19,7 @@ class ResidualBlock(nn.Module):
 
     def __init__(self, channels: int) -> None:
         super().__init__()
-        self.norm1, self.norm2 = nn.GroupNorm(_GROUPS, channels), nn.GroupNorm(_GROUPS, channels)
+        self.norm1, self.norm2 = nn.GroupNorm(8, channels), nn.GroupNorm(8, channels)
         self.conv1, self.conv2 = (nn.Conv3d(channels, channels, 3, padding=1) for _ in range(2))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -66,7 +65,7 @@ class VolumeAutoencoder(nn.Module):
             ResidualBlock(mid),
             Up(mid, wide),
             ResidualBlock(wide),
-            nn.GroupNorm(_GROUPS, wide),
+            nn.GroupNorm(8, wide),
             nn.SiLU(),
             nn.Conv3d(wide, 1, 3, padding=1),
         )

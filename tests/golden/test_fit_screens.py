@@ -23,10 +23,11 @@ MIB, GIB = 2**20, 2**30
 
 
 def plan() -> Plan:
+    stays, again = "freed memory stays with the process otherwise", "made again, packed or put away until backward needs them"
     levers = (
-        PlannedLever("allocator", "128 KiB and more given back at once", "bitwise", 0, None, {}, "freed memory stays with the process otherwise"),
+        PlannedLever("allocator", "128 KiB and more given back at once", "bitwise", 0, None, {}, stays),
         PlannedLever("microbatch", "4 micro-batches of 2", "reordered", 4 * GIB, 0.0),
-        PlannedLever("saved", "46 results not kept", "bitwise", 528 * MIB, 2.09, {}, "made again, packed or put away until backward needs them"),
+        PlannedLever("saved", "46 results not kept", "bitwise", 528 * MIB, 2.09, {}, again),
     )
     lost = (
         Alternative("attention + microbatch", "fused [bold], 8 micro-batches of 1", "reordered", 0, 1.1, "slower by 12 %"),
@@ -55,7 +56,8 @@ def fitted_outside(console: Console) -> None:
 
 
 def checked_yes(console: Console) -> None:
-    print_check(check_view(True, 2 * GIB, "cpu", "It fits 2.00 GiB: the process is predicted to take 1.00 GiB, at most 1.10 GiB.", []), console)
+    reason = "It fits 2.00 GiB: the process is predicted to take 1.00 GiB, at most 1.10 GiB."
+    print_check(check_view(True, 2 * GIB, "cpu", reason, []), console)
 
 
 def checked_no(console: Console) -> None:

@@ -13,8 +13,8 @@ from memfit.commands.fit import print_trial
 from memfit.commands.screen import Screen, progress_on, stdout_for_json
 from memfit.report.terminal import print_profile
 
-_BUDGET = "1200MiB"
-_STEPS = 3
+_BUDGET = "1800MiB"
+_STEPS = 2
 
 
 @click.command("demo")
