@@ -2,6 +2,7 @@
 
 from memfit.chunking import chunked
 from memfit.errors import CannotSimulate, Infeasible, MemfitError, NotEquivalent, StepError
+from memfit.fitting import Fitted, fit
 from memfit.planning import plan
 from memfit.profiling import profile
 from memfit.proof import verify
@@ -10,6 +11,7 @@ from memfit.step import Phase, Step
 
 __all__ = [
     "CannotSimulate",
+    "Fitted",
     "Infeasible",
     "Ledger",
     "MemfitError",
@@ -20,6 +22,7 @@ __all__ = [
     "StepError",
     "Verdict",
     "chunked",
+    "fit",
     "plan",
     "profile",
     "verify",

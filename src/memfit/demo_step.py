@@ -1,4 +1,4 @@
-"""The training step that `memfit demo` profiles: a small 3D convolutional autoencoder."""
+"""The training step that `memfit demo` fits: a 3D convolutional autoencoder on a batch of volumes."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from torch.nn import functional
 from memfit.step import Step
 
 _CHANNELS = (16, 32, 64)
+_VOLUMES = (8, 1, 32, 96, 96)
 _LATENT_CHANNELS = 4
 _KL_WEIGHT = 1e-6
 
@@ -85,7 +86,7 @@ def reconstruction_and_kl(model: nn.Module, batch: torch.Tensor) -> torch.Tensor
 
 
 def volume_autoencoder() -> Step:
-    """The autoencoder with AdamW and a batch of two random volumes."""
+    """The autoencoder with AdamW and a batch of random volumes: several GiB if it were run as it is."""
     model = VolumeAutoencoder()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    return Step(model, reconstruction_and_kl, optimizer, torch.rand(2, 1, 32, 64, 64))
+    return Step(model, reconstruction_and_kl, optimizer, torch.rand(_VOLUMES))

@@ -130,7 +130,7 @@ class Step:
         for phase in self.all_phases:
             for optimizer in phase.optimizers:
                 optimizer.zero_grad()
-            losses[phase.name] = self._differentiate(phase, batch, carries, watcher)
+            losses[phase.name] = self.differentiate(phase, batch, carries, watcher)
             self.update(phase, watcher)
         if schedule:
             for scheduler in (s for phase in self.all_phases for s in phase.schedulers):
@@ -139,9 +139,12 @@ class Step:
             call()
         return losses
 
-    def _differentiate(self, phase: Phase, batch: Batch, carries: dict[int, Any], watcher: Watcher | None) -> torch.Tensor:
+    def differentiate(
+        self, phase: Phase, batch: Batch, carries: dict[int, Any] | None = None, watcher: Watcher | None = None
+    ) -> torch.Tensor:
         """The phase's loss, and its gradients added to the parameters'. Each part of the batch has a carry of its own."""
         total: torch.Tensor | None = None
+        carries = {} if carries is None else carries
 
         def enter(stage: str) -> None:
             if watcher:

@@ -15,8 +15,8 @@ import memfit
 ROOT = Path(memfit.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 PUBLIC = {
-    "CannotSimulate", "Infeasible", "Ledger", "MemfitError", "NotEquivalent", "Phase", "Plan", "Step", "StepError", "Verdict", "chunked",
-    "plan", "profile", "verify",
+    "CannotSimulate", "Fitted", "Infeasible", "Ledger", "MemfitError", "NotEquivalent", "Phase", "Plan", "Step", "StepError", "Verdict",
+    "chunked", "fit", "plan", "profile", "verify",
 }  # fmt: skip
 MAY_NOT_IMPORT = {
     "units": {"torch", "memfit.step", "memfit.capture", "memfit.ledger", "memfit.report", "memfit.commands", "memfit.records"},
@@ -89,4 +89,4 @@ def test_files_and_functions_stay_short() -> None:
 def test_the_public_names() -> None:
     assert set(memfit.__all__) == PUBLIC
     assert all((getattr(memfit, name).__doc__ or "").strip() for name in PUBLIC)
-    assert all(">>>" in (getattr(memfit, name).__doc__ or "") for name in ("Step", "Phase", "chunked", "plan", "profile", "verify"))
+    assert all(">>>" in (getattr(memfit, name).__doc__ or "") for name in ("Step", "Phase", "chunked", "fit", "plan", "profile", "verify"))

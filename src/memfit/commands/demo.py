@@ -1,4 +1,4 @@
-"""`memfit demo`: a step of memfit's own, measured and predicted, and how far the two are apart."""
+"""`memfit demo`: a step of memfit's own that needs several GiB, fitted into a fraction, proven and run."""
 
 from __future__ import annotations
 
@@ -9,25 +9,27 @@ import click
 from rich.console import Console
 
 import memfit
-from memfit.commands.profile import Screen, progress_on, stdout_for_json
-from memfit.report.terminal import print_comparison, print_profile
+from memfit.commands.fit import print_trial
+from memfit.commands.screen import Screen, progress_on, stdout_for_json
+from memfit.report.terminal import print_profile
+
+_BUDGET = "1800MiB"
+_STEPS = 2
 
 
 @click.command("demo")
-@click.option("--json", "as_json", is_flag=True, help="Print both records as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print the record as JSON.")
 def demo_command(as_json: bool) -> None:
-    """Profile a small 3D autoencoder, measured and predicted."""
-    from memfit.capture.simulation import built_without_memory
+    """Fit a 3D autoencoder that needs several GiB into a fraction of it, prove it, and train a few steps."""
     from memfit.demo_step import volume_autoencoder
+    from memfit.trial import try_out
 
     with stdout_for_json() if as_json else contextlib.nullcontext(), progress_on(Console(stderr=True)) as progress:
-        # the prediction comes first, in a process that has not trained yet, as it would for a user
-        predicted = memfit.profile(built_without_memory(volume_autoencoder), simulate=True, progress=progress)
-        measured = memfit.profile(volume_autoencoder(), progress=progress)
+        fitted = memfit.fit(volume_autoencoder(), _BUDGET, progress=progress)
+        trial = try_out(fitted, _STEPS, progress)
     if as_json:
-        click.echo(json.dumps({"schema": "memfit.demo/1", "measured": measured.to_dict(), "predicted": predicted.to_dict()}))
+        click.echo(json.dumps(trial.to_dict() | {"schema": "memfit.demo/1"}))
         return
-    console = Screen()
-    print_profile(predicted, console)
-    print_profile(measured, console)
-    print_comparison(measured, predicted, console)
+    screen = Screen()
+    print_profile(fitted.baseline, screen)
+    print_trial(trial, screen)

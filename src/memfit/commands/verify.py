@@ -9,7 +9,7 @@ import click
 from rich.console import Console
 
 import memfit
-from memfit.commands.profile import Screen, progress_on, stdout_for_json
+from memfit.commands.screen import Screen, progress_on, stdout_for_json
 from memfit.commands.target import load_step, step_errors
 from memfit.errors import NotEquivalent
 from memfit.records import Plan

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from memfit.errors import MemfitError
 from memfit.profiling import profile
 from memfit.proof.sampling import first_samples
+from memfit.records import PlannedLever
 from memfit.step import Step
 from memfit.units import format_bytes
 
@@ -27,25 +29,24 @@ def sample_inside(step: Step, limit_bytes: int | None, wants_float64: bool) -> S
     whole = step.batch_size
     sizes = [whole // 2**halvings for halvings in range(whole.bit_length())]
     needs: dict[int, tuple[int, int]] = {}
+    base = 0
     for size in sizes:  # with float64, unless that leaves a single sample, which says little of a batch
-        needs[size] = _needs(step, size)
+        if size not in (whole, 1) and base + (needs[whole][0] - base) * size // whole > limit_bytes:
+            continue  # samples alone would fill it: not worth a simulation
+        ledger = profile(replace(step, batch=first_samples(step.batch, size)), simulate=True)
+        needs[size] = ledger.process_high_bytes, ledger.process_high_bytes + ledger.high_bytes  # plain, and in float64
+        base = ledger.process.base_bytes
         if wants_float64 and needs[size][1] <= limit_bytes and (size > 1 or whole == 1):
             return _cut(step, size, True, needs[whole][0], limit_bytes)
         if not wants_float64 and needs[size][0] <= limit_bytes:
             return _cut(step, size, False, needs[whole][0], limit_bytes)
-    for size in sizes:
+    for size in needs:
         if needs[size][0] <= limit_bytes:
             return _cut(step, size, False, needs[whole][0], limit_bytes)
     raise MemfitError(
         f"The plain step cannot be run inside {format_bytes(limit_bytes)}: a single sample is predicted to need "
         f"{format_bytes(needs[sizes[-1]][0])}, so there is nothing to compare with. Verify where there is more memory."
     )
-
-
-def _needs(step: Step, size: int) -> tuple[int, int]:
-    """What the process takes for so many samples, plain and in float64."""
-    ledger = profile(replace(step, batch=first_samples(step.batch, size)), simulate=True)
-    return ledger.process_high_bytes, ledger.process_high_bytes + ledger.high_bytes
 
 
 def _cut(step: Step, size: int, float64: bool, needed: int, limit: int) -> Sample:
@@ -57,3 +58,22 @@ def _cut(step: Step, size: int, float64: bool, needed: int, limit: int) -> Sampl
         f"and the limit is {format_bytes(limit)}. What only shows on the other {whole - size}, or on a batch of {whole}, was not compared."
     )
     return Sample(replace(step, batch=first_samples(step.batch, size)), float64, (note,))
+
+
+def levers_for(planned: Sequence[PlannedLever], whole: int, samples: int) -> tuple[tuple[PlannedLever, ...], tuple[str, ...]]:
+    """A plan's levers as they are compared on fewer samples, and what has to be said of it: micro-batches get smaller with the batch.
+
+    >>> rows = [PlannedLever("microbatch", "4 of 4", "reordered", settings={"size": 4, "batch": 16})]
+    >>> levers_for(rows, 16, 4)[0][0].settings["size"], levers_for(rows, 16, 1)[0]
+    (1, ())
+    """
+    if samples == whole or not any(lever.name == "microbatch" for lever in planned):
+        return tuple(planned), ()
+    if samples == 1:
+        note = "microbatch was not compared: a single sample cannot be divided, and two do not fit the limit."
+        return tuple(lever for lever in planned if lever.name != "microbatch"), (note,)
+    return tuple(_smaller(lever, whole, samples) if lever.name == "microbatch" else lever for lever in planned), ()
+
+
+def _smaller(lever: PlannedLever, whole: int, samples: int) -> PlannedLever:
+    return replace(lever, settings={**lever.settings, "size": max(1, lever.settings["size"] * samples // whole)})

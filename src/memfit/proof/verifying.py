@@ -14,7 +14,7 @@ from memfit.proof.checks import worst_of
 from memfit.proof.culprit import culprit_of
 from memfit.proof.determinism import deterministic
 from memfit.proof.fitted import Judgement, judge, loosest
-from memfit.proof.fitting_sample import sample_inside
+from memfit.proof.fitting_sample import levers_for, sample_inside
 from memfit.proof.reference import Reference
 from memfit.records import Plan, Verdict, Worst
 from memfit.step import Step
@@ -52,14 +52,15 @@ def verify(
     refuse_another_step(step, plan)
     claimed = loosest(plan.levers)
     sample = sample_inside(step, limit_bytes, wants_float64=claimed == "reordered")
+    planned, unsaid = levers_for(plan.levers, step.batch_size, sample.step.batch_size)
     reference = Reference(sample.step, steps, sample.float64, progress)
     with deterministic():
-        judgement = judge(reference, plan.levers, levers)
+        judgement = judge(reference, planned, levers)
         culprit = ", ".join(lever.name for lever in plan.levers if claimed in _BY_DESIGN and lever.exactness == claimed)
         if not judgement.same and not culprit:
             progress("looking for the lever to blame")
-            culprit = culprit_of(reference, plan.levers, levers)
-    notes = (*sample.notes, *_notes(reference, judgement, culprit))
+            culprit = culprit_of(reference, planned, levers)
+    notes = (*sample.notes, *unsaid, *_notes(reference, judgement, culprit))
     return _verdict(plan, reference, judgement, culprit, notes, time.perf_counter() - started)
 
 

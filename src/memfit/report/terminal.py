@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterable, Iterator
 from itertools import groupby, zip_longest
 
@@ -11,16 +10,14 @@ from rich.console import Console
 from rich.text import Text
 
 from memfit.records import Finding, Ledger, Verdict
+from memfit.report.lines import SIZE, WIDTH, facts, notes_lines, paragraph, shortened, show, title
 from memfit.report.profile_view import Bar, Chart, OwnerRow, ProfileView, chart_of, comparison, percent, profile_view
 from memfit.report.verdict_view import LossRow, VerdictView, verdict_view
 from memfit.units import format_bytes
 
-_WIDTH = 80
-_SIZE = 10  # columns for an amount of memory, the first on every line
 _LABEL = 9  # for the name of a headline figure
 _CATEGORY = 11
 _WHAT = 27  # for an op and how many of its results are held
-_FACT = 10  # for the name of a fact
 _LOSS = 24  # for the name of a loss
 _ROWS = 8  # of the chart
 _UP, _RIGHT = " ▁▂▃▄▅▆▇█", " ▏▎▍▌▋▊▉█"
@@ -37,85 +34,54 @@ _TONES = ("blue", "bright_blue")  # of phases, in turn
 
 def print_profile(ledger: Ledger, console: Console) -> None:
     """Show where every byte of a step goes."""
-    view, width = profile_view(ledger), min(console.width, _WIDTH)
-    chart = chart_of(ledger, max(width - _SIZE, 1))
+    view, width = profile_view(ledger), min(console.width, WIDTH)
+    chart = chart_of(ledger, max(width - SIZE, 1))
     for section in (
         _headline(view, width),
         _bars(view, width),
         _owners(view, width),
         _findings(view, width),
         _timeline(chart) if chart else (),
-        _notes(view.notes, width),
+        notes_lines(view.notes, width),
     ):
-        _print(section, console, width)
+        show(section, console, width)
 
 
 def print_comparison(measured: Ledger, predicted: Ledger, console: Console) -> None:
     """Show how a step's prediction did against its measurement."""
-    _print(_compared(measured, predicted), console, min(console.width, _WIDTH))
+    show(_compared(measured, predicted), console, min(console.width, WIDTH))
 
 
 def print_verdict(verdict: Verdict, console: Console) -> None:
     """Show whether a fitted step is still the same training."""
-    view, width = verdict_view(verdict), min(console.width, _WIDTH)
-    for section in (_answer(view, width), _facts(view, width), _losses(view.losses), _notes(view.notes, width)):
-        _print(section, console, width)
-
-
-def shortened(words: str, width: int) -> str:
-    """Words that fit, cut at the left: the end of a path tells more than its beginning.
-
-    >>> shortened("networks/nets/autoencoderkl.py:412", 24), shortened("short", 24)
-    ('…/autoencoderkl.py:412', 'short')
-    """
-    if cell_len(words) <= width:
-        return words
-    while words and cell_len(words) >= width:
-        words = words[1:]
-    joint = min((at for at in (words.find("/"), words.find(".")) if at >= 0), default=0)
-    return "…" + (words[joint:] if joint < len(words) // 2 else words)
-
-
-def _print(section: Iterable[Text], console: Console, width: int) -> None:
-    lines = list(section)
-    for line in [*lines, Text()] if lines else []:
-        line.rstrip()
-        console.print(line, width=width, no_wrap=True, overflow="ellipsis", highlight=False)
-
-
-def _paragraph(words: str, width: int, indent: int, style: str = "") -> Iterator[Text]:
-    for line in textwrap.wrap(words, max(width - indent, 10), break_on_hyphens=False):
-        yield Text(" " * indent + line, style)
-
-
-def _title(title: str, setting: str, width: int) -> Iterator[Text]:
-    yield Text.assemble((title, "bold"), " " * max(width - len(title) - len(setting), 2), (setting, "dim"))
-    yield Text("─" * width, "dim")
+    view, width = verdict_view(verdict), min(console.width, WIDTH)
+    for section in (_answer(view, width), facts(view.facts, width), _losses(view.losses), notes_lines(view.notes, width)):
+        show(section, console, width)
 
 
 def _headline(view: ProfileView, width: int) -> Iterator[Text]:
-    yield from _title("memfit profile", view.setting, width)
+    yield from title("memfit profile", view.setting, width)
     for figure in (view.peak, view.process):
-        name = f"{format_bytes(figure.bytes):>{_SIZE}}  {figure.name:<{_LABEL}}"
-        first, *more = _paragraph(figure.how, width, len(name))
+        name = f"{format_bytes(figure.bytes):>{SIZE}}  {figure.name:<{_LABEL}}"
+        first, *more = paragraph(figure.how, width, len(name))
         yield from (Text.assemble((name, "bold"), first.plain.strip()), *more)
-    yield from _paragraph(view.process_parts, width, _SIZE + 2, "dim")
+    yield from paragraph(view.process_parts, width, SIZE + 2, "dim")
 
 
 def _bars(view: ProfileView, width: int) -> Iterator[Text]:
     yield Text(f"What fills the peak{', reached in ' + view.peak_phase if view.peak_phase else ''}", "bold")
-    room = max(width - _SIZE - _CATEGORY - 12, 1)
+    room = max(width - SIZE - _CATEGORY - 12, 1)
     for bar in view.bars:
         yield _bar(bar, room)
     if not view.bars:
-        yield Text(f"{'0 B':>{_SIZE}}  the step took no memory")
+        yield Text(f"{'0 B':>{SIZE}}  the step took no memory")
 
 
 def _bar(bar: Bar, room: int) -> Text:
     eighths = max(1, round(8 * room * min(bar.share, 1)))
     drawn = "█" * (eighths // 8) + _RIGHT[eighths % 8].strip()
     share = f"  {bar.category:<{_CATEGORY}}{percent(bar.share):>8}  "
-    return Text.assemble((f"{format_bytes(bar.bytes):>{_SIZE}}", "bold"), share, (drawn, _COLOURS.get(bar.category, "")))
+    return Text.assemble((f"{format_bytes(bar.bytes):>{SIZE}}", "bold"), share, (drawn, _COLOURS.get(bar.category, "")))
 
 
 def _owners(view: ProfileView, width: int) -> Iterator[Text]:
@@ -124,12 +90,12 @@ def _owners(view: ProfileView, width: int) -> Iterator[Text]:
     for row in view.owners:
         yield from _owner(row, width)
     if view.other_owners:
-        yield Text(f"{'…':>{_SIZE}}  {view.other_owners}", "dim")
+        yield Text(f"{'…':>{SIZE}}  {view.other_owners}", "dim")
 
 
 def _owner(row: OwnerRow, width: int) -> Iterator[Text]:
     """Two lines in three columns: how much, what, where."""
-    room = width - _SIZE - 4
+    room = width - SIZE - 4
     left = min(_WHAT, room // 2)
     op, _, remark = row.op.partition(" ")
     category = f"{row.category} {remark}".rstrip()
@@ -138,7 +104,7 @@ def _owner(row: OwnerRow, width: int) -> Iterator[Text]:
     wheres = [shortened(where, room - left) for where in (row.module, row.source) if where]
     for size, what, where in zip_longest([format_bytes(row.bytes)], whats, wheres, fillvalue=""):
         style = _COLOURS.get(row.category, "") if what.startswith(row.category) else ""
-        yield Text.assemble((f"{size:>{_SIZE}}  ", "bold"), (set_cell_size(what, left) + "  ", style), (where, "" if size else "dim"))
+        yield Text.assemble((f"{size:>{SIZE}}  ", "bold"), (set_cell_size(what, left) + "  ", style), (where, "" if size else "dim"))
 
 
 def _counted(what: str, count: int, room: int) -> str:
@@ -153,13 +119,13 @@ def _findings(view: ProfileView, width: int) -> Iterator[Text]:
     for finding in view.findings:
         yield from _finding(finding, width)
     if view.other_findings:
-        yield Text(f"{'…':>{_SIZE}}  {view.other_findings}", "dim")
+        yield Text(f"{'…':>{SIZE}}  {view.other_findings}", "dim")
 
 
 def _finding(finding: Finding, width: int) -> Iterator[Text]:
-    indent = _SIZE + 2
-    yield Text(f"{format_bytes(finding.bytes):>{_SIZE}}  {shortened(finding.where, width - indent)}", "bold")
-    yield from _paragraph(finding.why, width, indent)
+    indent = SIZE + 2
+    yield Text(f"{format_bytes(finding.bytes):>{SIZE}}  {shortened(finding.where, width - indent)}", "bold")
+    yield from paragraph(finding.why, width, indent)
     if finding.lever:
         yield Text.assemble(" " * indent, ("→ lever: ", "dim"), (finding.lever, "green"))
 
@@ -171,7 +137,7 @@ def _timeline(chart: Chart) -> Iterator[Text]:
         yield Text.assemble(_scale(chart, row), *((_cell(chart, row, at), tone) for at, tone in enumerate(tones)))
     starts = {span.first for span in chart.spans[1:]}
     ticks = ("▲" if at == chart.peak_column else "┬" if at in starts else "─" for at in range(len(chart.columns)))
-    yield Text(f"{'0 B':>{_SIZE - 2}} ┼" + "".join(ticks))
+    yield Text(f"{'0 B':>{SIZE - 2}} ┼" + "".join(ticks))
     yield _labels((_phase_word(span.phase, span.last - span.first), span.last - span.first + 1) for span in chart.spans)
     if any(span.loss for span in chart.spans):
         losses = [(loss, list(spans)) for loss, spans in groupby(chart.spans, lambda span: span.loss)]
@@ -181,7 +147,7 @@ def _timeline(chart: Chart) -> Iterator[Text]:
 def _scale(chart: Chart, row: int) -> str:
     marked = {_ROWS - 1: chart.top, _ROWS // 2 - 1: chart.top // 2}
     size = format_bytes(marked[row]) if row in marked else ""
-    return f"{size:>{_SIZE - 2}} {'┤' if size else '│'}"
+    return f"{size:>{SIZE - 2}} {'┤' if size else '│'}"
 
 
 def _cell(chart: Chart, row: int, column: int) -> str:
@@ -195,35 +161,23 @@ def _phase_word(phase: str, room: int) -> str:
 
 
 def _labels(words: Iterable[tuple[str, int]]) -> Text:
-    return Text(" " * _SIZE + "".join(set_cell_size(word, room - 1) + " " for word, room in words))
-
-
-def _notes(notes: Iterable[str], width: int) -> Iterator[Text]:
-    for note in notes:
-        for line in textwrap.wrap(f"Note  {note}", width, subsequent_indent=" " * 6, break_on_hyphens=False):
-            yield Text(line, "yellow")
+    return Text(" " * SIZE + "".join(set_cell_size(word, room - 1) + " " for word, room in words))
 
 
 def _compared(measured: Ledger, predicted: Ledger) -> Iterator[Text]:
     rows = comparison(measured, predicted)
     yield Text("Measured against predicted", "bold")
-    yield Text(f"{'':<{_SIZE}}{'measured':>12}{'predicted':>12}{'difference':>13}   interval", "dim")
+    yield Text(f"{'':<{SIZE}}{'measured':>12}{'predicted':>12}{'difference':>13}   interval", "dim")
     for row in rows:
-        numbers = f"{row.name:<{_SIZE}}{format_bytes(row.measured):>12}{format_bytes(row.predicted):>12}{row.difference:>13}"
+        numbers = f"{row.name:<{SIZE}}{format_bytes(row.measured):>12}{format_bytes(row.predicted):>12}{row.difference:>13}"
         interval = f"   [{format_bytes(row.low)}, {format_bytes(row.high)}]"
         yield Text.assemble(numbers, interval, ("  inside", "green") if row.inside else ("  outside", "red"))
 
 
 def _answer(view: VerdictView, width: int) -> Iterator[Text]:
-    yield from _title("memfit verify", view.setting, width)
+    yield from title("memfit verify", view.setting, width)
     yield Text(view.answer, "bold green" if view.equivalent else "bold red")
-    yield from _paragraph(view.meaning, width, 0)
-
-
-def _facts(view: VerdictView, width: int) -> Iterator[Text]:
-    for name, words in view.facts:
-        first, *more = _paragraph(words, width, _FACT)
-        yield from (Text.assemble((f"{name:<{_FACT}}", "bold"), first.plain.strip()), *more)
+    yield from paragraph(view.meaning, width, 0)
 
 
 def _losses(rows: tuple[LossRow, ...]) -> Iterator[Text]:

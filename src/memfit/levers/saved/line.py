@@ -31,8 +31,9 @@ def line_of(trace: Trace) -> Line:
     """Read a trace once, so that many tables can be tried on it."""
     made: dict[int, list[int]] = defaultdict(list)
     for number, storage in enumerate(trace.storages):
-        if storage.born >= 0 and trace.ops[storage.born].phase == "forward":
-            made[storage.born].append(number)
+        born = storage.born
+        if born >= 0 and trace.ops[born].phase == "forward" and number in trace.ops[born].outputs:  # not what a rewrite put beside
+            made[born].append(number)
     for maker, numbers in made.items():
         largest = max(trace.storages[s].bytes for s in numbers)
         made[maker] = [s for s in numbers if trace.storages[s].bytes * SMALL_BESIDE >= largest]

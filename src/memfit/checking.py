@@ -1,0 +1,41 @@
+"""`memfit check`'s answer: whether a step is predicted to fit, and what grew since a committed record."""
+
+from __future__ import annotations
+
+from memfit.errors import MemfitError
+from memfit.records import Ledger
+from memfit.units import format_bytes
+
+
+def parse_tolerance(text: str) -> float:
+    """A share, written as a percentage.
+
+    >>> parse_tolerance("2%"), parse_tolerance("0.5 %")
+    (0.02, 0.005)
+    """
+    number = text.strip().removesuffix("%").strip()
+    try:
+        share = float(number) / 100
+    except ValueError:
+        share = -1.0
+    if not (text.strip().endswith("%") and 0 <= share < 100):
+        raise MemfitError(f"{text!r} is not a tolerance: write a percentage from 0% up, as in 2%.")
+    return share
+
+
+def why_it_fits(ledger: Ledger, budget: int) -> tuple[bool, str]:
+    """Whether the upper end of what the process is predicted to take is inside the budget, in words."""
+    high, room = ledger.process_high_bytes, budget - ledger.process_high_bytes
+    predicted = f"the process is predicted to take {format_bytes(ledger.process_bytes)}, at most {format_bytes(high)}"
+    if room >= 0:
+        return True, f"It fits {format_bytes(budget)}: {predicted}."
+    kinds = sorted(ledger.by_category.items(), key=lambda item: -item[1])[:2]
+    filled = " and ".join(f"{category} ({format_bytes(size)})" for category, size in kinds if size)
+    return False, f"It does not fit {format_bytes(budget)}: {predicted}, {format_bytes(-room)} too much. The peak is mostly {filled}."
+
+
+def grown_since(baseline: Ledger, now: Ledger, tolerance: float) -> list[dict[str, str | int]]:
+    """The modules that hold more at the peak than they did, by more than the tolerance, the largest growth first."""
+    grown = [(module, size - baseline.by_module.get(module, 0)) for module, size in now.by_module.items()]
+    over = [(module, more) for module, more in grown if more > tolerance * baseline.by_module.get(module, 0)]
+    return [{"module": module, "bytes": more} for module, more in sorted(over, key=lambda row: -row[1])]

@@ -1,0 +1,60 @@
+"""`memfit fit`: a step made to fit a budget, proven, and really run."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from typing import TYPE_CHECKING
+
+import click
+from rich.console import Console
+
+import memfit
+from memfit.commands.screen import Screen, progress_on, stdout_for_json
+from memfit.commands.target import load_step, step_errors
+from memfit.errors import Infeasible
+from memfit.records import EXACTNESS
+from memfit.report.fit_terminal import print_fit, print_plan
+from memfit.report.fit_view import fit_view
+from memfit.report.terminal import print_verdict
+from memfit.units import parse_bytes
+
+if TYPE_CHECKING:
+    from memfit.trial import Trial
+
+
+@click.command("fit")
+@click.argument("target")
+@click.option("--budget", required=True, metavar="BYTES", help="What the process may take, as in 6GiB.")
+@click.option("--allow", default="reordered", show_default=True, metavar="CLASS", help=f"The loosest exactness: {', '.join(EXACTNESS)}.")
+@click.option("--steps", default=20, show_default=True, type=click.IntRange(min=1), help="How many fitted steps are really run.")
+@click.option("--json", "as_json", is_flag=True, help="Print the record as JSON.")
+def fit_command(target: str, budget: str, allow: str, steps: int, as_json: bool) -> None:
+    """Profile, plan, verify and apply, then run fitted steps: exit 0 if they stay inside the budget, 1 if it cannot be done.
+
+    TARGET is path/to/file.py:function or package.module:function; the function returns a memfit.Step.
+    """
+    from memfit.trial import try_out
+
+    budget_bytes = parse_bytes(budget)
+    with stdout_for_json() if as_json else contextlib.nullcontext(), progress_on(Console(stderr=True)) as progress:
+        progress("building the step")
+        step = load_step(target, simulate=False)
+        with step_errors():
+            fitted = memfit.fit(step, budget_bytes, allow=allow, progress=progress)
+            trial = try_out(fitted, steps, progress)
+    if as_json:
+        click.echo(json.dumps(trial.to_dict()))
+    else:
+        print_trial(trial, Screen())
+    if trial.measured.process_bytes > budget_bytes:
+        raise click.exceptions.Exit(Infeasible.exit_code)
+
+
+def print_trial(trial: Trial, screen: Console) -> None:
+    """The plan, its proof, and how it ran."""
+    fitted, plan = trial.fitted, trial.fitted.plan
+    print_plan(plan, screen)
+    print_verdict(fitted.verdict, screen)
+    view = fit_view(fitted.baseline, fitted.ledger, trial.measured, plan.budget_bytes, plan.predicted_slowdown, trial.losses_in_words)
+    print_fit(view, screen)

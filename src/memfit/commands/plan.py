@@ -1,0 +1,81 @@
+"""`memfit plan`: the fastest plan that makes a step fit a budget."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+from collections.abc import Callable
+from typing import Any
+
+import click
+from rich.console import Console
+
+import memfit
+from memfit.commands.screen import Screen, progress_on, stdout_for_json
+from memfit.commands.target import load_step, step_errors
+from memfit.errors import Infeasible, MemfitError
+from memfit.records import EXACTNESS
+from memfit.report.fit_terminal import print_largest_batch, print_plan
+from memfit.units import format_bytes, parse_bytes
+
+
+@click.command("plan")
+@click.argument("target")
+@click.option("--budget", required=True, metavar="BYTES", help="What the process may take, as in 6GiB.")
+@click.option("--allow", default="reordered", show_default=True, metavar="CLASS", help=f"The loosest exactness: {', '.join(EXACTNESS)}.")
+@click.option("-o", "--output", metavar="FILE", help="Write the plan to a file, for memfit verify and for your repository.")
+@click.option("--largest-batch", is_flag=True, help="Also find the largest batch that fits.")
+@click.option("--device", metavar="NAME", help="The device to plan for, as in cuda; it need not be here.")
+@click.option("--json", "as_json", is_flag=True, help="Print the record as JSON.")
+def plan_command(
+    target: str, budget: str, allow: str, output: str | None, largest_batch: bool, device: str | None, as_json: bool
+) -> None:
+    """Find the fastest plan that makes a step fit: exit 0 if there is one, 1 if there is none. The step is not run.
+
+    TARGET is path/to/file.py:function or package.module:function; the function returns a memfit.Step.
+    """
+    budget_bytes = parse_bytes(budget)
+    found: memfit.Plan | Infeasible
+    with stdout_for_json() if as_json else contextlib.nullcontext(), progress_on(Console(stderr=True)) as progress:
+        progress("building the step")
+        step = load_step(target, simulate=True)
+        with step_errors():
+            try:
+                found = memfit.plan(step, budget_bytes, allow=allow, device=device, progress=progress)
+            except Infeasible as no:
+                found = no
+            sizes = _largest(step, budget_bytes, allow, device, progress) if largest_batch else {}
+    if output and isinstance(found, memfit.Plan):
+        _write(found, output)
+    if as_json:
+        click.echo(json.dumps(_record(found, budget_bytes) | ({"largest_batch": sizes} if sizes else {})))
+    elif isinstance(found, memfit.Plan):
+        print_plan(found, Screen())
+    else:
+        click.echo(found, err=True)
+    if sizes and not as_json:
+        print_largest_batch(sizes, format_bytes(budget_bytes), Screen())
+    if isinstance(found, Infeasible):
+        raise click.exceptions.Exit(Infeasible.exit_code)
+
+
+def _largest(step: Any, budget: int, allow: str, device: str | None, progress: Callable[[str], None]) -> dict[str, int]:
+    from memfit.largest_batch import largest_batch
+
+    return dataclasses.asdict(largest_batch(step, budget, allow=allow, device=device, progress=progress))
+
+
+def _record(found: memfit.Plan | Infeasible, budget: int) -> dict[str, Any]:
+    """A plan's keys, also where there is none."""
+    if isinstance(found, memfit.Plan):
+        return found.to_dict()
+    none = memfit.Plan(False, budget, 0, found.lowest_bytes, None, "bitwise", (), reachable_bytes=found.reachable_bytes)
+    return none.to_dict() | {"predicted_peak_bytes": None, "predicted_process_bytes": None, "exactness": None, "reason": str(found)}
+
+
+def _write(plan: memfit.Plan, path: str) -> None:
+    try:
+        plan.save(path)
+    except OSError as error:
+        raise MemfitError(f"The plan cannot be written to {path}: {error.strerror}. Give another file with -o.") from error

@@ -1,0 +1,101 @@
+"""`memfit.fit`: a step made to fit a budget, proven to be the same training, and ready to run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from memfit.applying import apply_plan
+from memfit.errors import MemfitError
+from memfit.levers import LEVERS, Lever, Undo
+from memfit.planning import plan as plan_for
+from memfit.profiling import profile
+from memfit.proof import require, verify
+from memfit.records import Ledger, Plan, Verdict
+from memfit.step import Batch, Step
+from memfit.units import parse_bytes
+
+_NEVER_EQUIVALENT = ("redrawn", "altered")  # whoever allows them has asked for another training; the verdict still says so
+
+
+@dataclass
+class Fitted:
+    """A step with a plan's levers on. Call it with a batch to train; `undo()` gives the plain step back."""
+
+    step: Step
+    plan: Plan
+    verdict: Verdict
+    baseline: Ledger  # the plain step, predicted
+    ledger: Ledger  # the fitted step, predicted
+    _undo: Undo = field(repr=False)
+    _on: bool = field(default=True, repr=False)
+
+    def __call__(self, batch: Batch) -> float | dict[str, float]:
+        """One training step: zero_grad, every phase, clip, step, scheduler. The loss, or each phase's by name."""
+        self._refuse_after_undo()
+        losses = {name: float(loss) for name, loss in self.step.run(batch).items()}
+        return losses if self.step.phases else losses[""]
+
+    def backward(self, batch: Batch) -> float:
+        """Gradients only, added to those that are there, for a loop of your own; the loss."""
+        self._refuse_after_undo()
+        self._refuse_backward_alone()
+        return float(self.step.differentiate(self.step.all_phases[0], batch))
+
+    def undo(self) -> None:
+        """Take the levers off again; what was trained meanwhile stays. Called again, it does nothing."""
+        self._on = False
+        self._undo()
+
+    def _refuse_after_undo(self) -> None:
+        if not self._on:
+            raise MemfitError("This fitted step was undone, so nothing keeps it inside its budget: fit the step again.")
+
+    def _refuse_backward_alone(self) -> None:
+        """Where gradients alone are not what a loop of one's own could go on with."""
+        running, names = self.step.running, [phase.name for phase in self.step.all_phases]
+        if len(names) > 1:
+            why = f"This step has phases ({', '.join(names)}), and each needs the one before it to have stepped"
+        elif running.steps_in_backward:
+            why = "An optimizer of this step takes its step inside backward, so no gradients are left to look at"
+        elif running.guard:
+            why = "This step's loss is scaled, and so are its gradients until the optimizer steps"
+        else:
+            return
+        raise MemfitError(f"{why}: call fitted(batch), which does all of it.")
+
+
+def fit(
+    step: Step,
+    budget: str | int,
+    *,
+    allow: str = "reordered",
+    levers: Mapping[str, Lever] = LEVERS,
+    progress: Callable[[str], None] = lambda words: None,
+) -> Fitted:
+    """Profile, plan, verify and apply: the step, changed in place to stay inside the budget and still be the same training.
+
+    The plain step is run only on as many samples as are predicted to stay inside the budget.
+
+    >>> import torch
+    >>> net = torch.nn.Linear(4, 1)
+    >>> step = Step(net, lambda model, batch: model(batch).pow(2).mean(), torch.optim.SGD(net.parameters(), 0.1), torch.ones(3, 4))
+    >>> fitted = fit(step, "8GiB")
+    >>> loss = fitted(torch.ones(3, 4))
+    >>> fitted.verdict.equivalent, fitted.plan.levers, fitted(torch.ones(3, 4)) < loss
+    (True, (), True)
+    >>> fitted.undo()
+    """
+    baseline = profile(step, simulate=True, progress=progress)
+    plan = plan_for(step, budget, allow=allow, levers=levers, progress=progress)
+    progress("verifying the plan")
+    verdict = verify(step, plan, limit_bytes=parse_bytes(budget), levers=levers, progress=progress)
+    if verdict.exactness not in _NEVER_EQUIVALENT:
+        require(verdict)
+    undo = apply_plan(step, plan, levers)
+    try:
+        ledger = profile(step, simulate=True, progress=progress) if plan.levers else baseline
+    except BaseException:
+        undo()
+        raise
+    return Fitted(step, plan, verdict, baseline, ledger, undo)

@@ -1,0 +1,109 @@
+"""The other question people ask: the largest batch that fits a budget."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from memfit.batches import batch_size, map_tensors
+from memfit.errors import Infeasible
+from memfit.levers import LEVERS, Lever
+from memfit.planning import plan
+from memfit.profiling import profile
+from memfit.step import Step
+
+_AT_MOST = 64  # times the sample's size: beyond, nobody asks for a step that is still the same training
+_FAR = 2.0  # how far above a size that fits the next guess may lie
+_PROBES = 5  # plans tried on each question: sizes are then known to within a few percent
+
+
+@dataclass(frozen=True)
+class LargestBatch:
+    """How many samples fit: as the step is, and with the allowed levers, without and with micro-batching. 0: not even one."""
+
+    plain: int
+    without_microbatch: int
+    with_microbatch: int
+    tried_up_to: int
+
+
+def largest_batch(
+    step: Step,
+    budget: int,
+    *,
+    allow: str = "reordered",
+    device: str | None = None,
+    levers: Mapping[str, Lever] = LEVERS,
+    progress: Callable[[str], None] = lambda words: None,
+) -> LargestBatch:
+    """The largest batches whose simulation is inside the budget. Batches of other sizes repeat or cut the sample's samples.
+
+    A step built without memory is asked without memory; a real one has its batch made larger for real.
+    """
+    most = _AT_MOST * step.batch_size
+
+    def high_of(samples: int) -> int:
+        progress(f"simulating a batch of {samples}")
+        return profile(resized(step, samples), simulate=True, device=device).process_high_bytes
+
+    def fits_with(some: Mapping[str, Lever]) -> Callable[[int], bool]:
+        def fits(samples: int) -> bool:
+            progress(f"planning a batch of {samples}")
+            try:
+                return plan(resized(step, samples), budget, allow=allow, device=device, levers=some).feasible
+            except Infeasible:
+                return False
+
+        return fits
+
+    plain = _by_growth(high_of, step.batch_size, budget, most)
+    whole = _by_trying(fits_with({word: lever for word, lever in levers.items() if word != "microbatch"}), plain, most)
+    return LargestBatch(plain, whole, _by_trying(fits_with(levers), whole, most), most)
+
+
+def resized(step: Step, samples: int) -> Step:
+    """The step on a batch of so many samples.
+
+    >>> net = torch.nn.Linear(1, 1)
+    >>> step = Step(net, lambda m, b: m(b).mean(), torch.optim.SGD(net.parameters(), 0.1), torch.tensor([[1.0], [2.0]]))
+    >>> resized(step, 5).batch.flatten().tolist(), resized(step, 1).batch.flatten().tolist()
+    ([1.0, 2.0, 1.0, 2.0, 1.0], [1.0])
+    """
+    whole = batch_size(step.batch)
+
+    def change(t: torch.Tensor) -> torch.Tensor:
+        if not t.dim() or t.shape[0] != whole:
+            return t
+        return t.repeat(-(-samples // whole), *[1] * (t.dim() - 1))[:samples].clone()
+
+    batch: Any = map_tensors(change, step.batch)
+    return step if samples == whole else replace(step, batch=batch)
+
+
+def _by_growth(high_of: Callable[[int], int], sample: int, budget: int, most: int) -> int:
+    """Two sizes give the growth of each further sample; the size it leads to is simulated, and corrected until it holds."""
+    known = {size: high_of(size) for size in (sample, 2 * sample)}
+    each = max(1, (known[2 * sample] - known[sample]) // sample)
+    guess = min(most, max(0, sample + (budget - known[sample]) // each))
+    for _ in range(_PROBES):
+        if guess and guess not in known:
+            known[guess] = high_of(guess)
+        if not guess or known[guess] <= budget:
+            break
+        guess = max(0, guess - max(1, -((budget - known[guess]) // each)))
+    inside = [size for size, high in known.items() if high <= budget]
+    return max(inside, default=0)
+
+
+def _by_trying(fits: Callable[[int], bool], low: int, most: int) -> int:
+    """From a size that is known to fit, upwards in growing strides, then halving what is left between a yes and a no."""
+    no = most + 1
+    for _ in range(2 * _PROBES):
+        guess = min(most, max(low + 1, int(low * _FAR))) if no > most else (low + no) // 2
+        if guess <= low or guess >= no or (no <= most and no - low <= low // 16):
+            break
+        low, no = (guess, no) if fits(guess) else (low, guess)
+    return low

@@ -1,0 +1,69 @@
+"""What a fitted run, a check and the table of levers tell: rows, words and their order; no colours, no widths."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from memfit.records import Ledger
+from memfit.report.plan_view import slowdown_words
+from memfit.units import format_bytes, format_seconds
+
+_MOST_LOSSES = 6
+
+
+@dataclass(frozen=True, slots=True)
+class FitRow:
+    """One figure of the plain step, of the fitted one as predicted, and as measured."""
+
+    name: str
+    plain: str
+    predicted: str
+    measured: str
+
+
+@dataclass(frozen=True, slots=True)
+class FitView:
+    """Everything a fitted run shows, in the order it is shown."""
+
+    setting: str
+    answer: str
+    inside: bool
+    rows: tuple[FitRow, ...]
+    facts: tuple[tuple[str, str], ...]
+
+
+def fit_view(baseline: Ledger, predicted: Ledger, measured: Ledger, budget: int, slowdown: float | None, losses: Sequence[str]) -> FitView:
+    """The rows and words of a fitted run."""
+    inside = measured.process_bytes <= budget
+    rows = (
+        FitRow("Peak", *map(format_bytes, (baseline.peak_bytes, predicted.peak_bytes, measured.peak_bytes))),
+        FitRow("Process", *map(format_bytes, (baseline.process_bytes, predicted.process_bytes, measured.process_bytes))),
+    )
+    seconds = "" if measured.step_seconds is None else f", {format_seconds(measured.step_seconds)} a step here"
+    shown = ["…", *losses[-_MOST_LOSSES:]] if len(losses) > _MOST_LOSSES else losses
+    return FitView(
+        f"budget {format_bytes(budget)} · {len(losses)} step{'s' * (len(losses) != 1)}",
+        f"It ran {'inside' if inside else 'outside'} the budget: {format_bytes(measured.process_bytes)} of {format_bytes(budget)}.",
+        inside,
+        rows,
+        (("Time", slowdown_words(slowdown) + " (predicted)" * (slowdown not in (None, 1.0)) + seconds), ("Losses", ", ".join(shown))),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class CheckView:
+    """Everything a check shows."""
+
+    setting: str
+    good: bool
+    answer: str
+    reason: str
+    grown: tuple[tuple[str, str], ...]
+
+
+def check_view(fits: bool, budget: int, device: str, reason: str, grown: Sequence[Mapping[str, str | int]]) -> CheckView:
+    """The rows and words of a check."""
+    rows = tuple((f"+{format_bytes(int(row['bytes']))}", str(row["module"]) or "outside of modules") for row in grown)
+    answer = "Does not fit" if not fits else "Fits, but has grown" if grown else "Fits"
+    return CheckView(f"{device} · budget {format_bytes(budget)}", fits and not grown, answer, reason, rows)

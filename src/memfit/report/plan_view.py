@@ -1,0 +1,77 @@
+"""What a plan tells, chosen once for every way of showing it: rows, words and their order; no colours, no widths."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from memfit.records import EXACTNESS, Alternative, Plan, PlannedLever
+from memfit.units import format_bytes, format_seconds
+
+
+@dataclass(frozen=True, slots=True)
+class LeverRow:
+    """A lever of a plan, or a way that lost: what it takes off the peak, its words, and why."""
+
+    saves: str
+    name: str
+    option: str
+    facts: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class PlanView:
+    """Everything a plan shows, in the order it is shown."""
+
+    setting: str
+    answer: str
+    figures: tuple[tuple[str, str, str], ...]  # how much, of what, and how it was come by
+    levers: tuple[LeverRow, ...]
+    losers: tuple[LeverRow, ...]
+    reachable: tuple[tuple[str, str], ...]
+
+
+def plan_view(plan: Plan) -> PlanView:
+    """The rows and words of a plan."""
+    return PlanView(
+        f"budget {format_bytes(plan.budget_bytes)} · {plan.exactness} · {format_seconds(plan.planning_seconds)}",
+        _answer(plan),
+        tuple(_figures(plan)),
+        tuple(map(_lever, plan.levers)),
+        tuple(map(_loser, plan.alternatives)),
+        tuple((format_bytes(plan.reachable_bytes[c]), c) for c in EXACTNESS if c in plan.reachable_bytes),
+    )
+
+
+def slowdown_words(slowdown: float | None) -> str:
+    """A ratio as people say it.
+
+    >>> slowdown_words(1.2), slowdown_words(None), slowdown_words(1.0)
+    ('1.20 of the time of the plain step', 'not timed', 'the time of the plain step')
+    """
+    if slowdown is None:
+        return "not timed"
+    return "the time of the plain step" if slowdown == 1 else f"{slowdown:.2f} of the time of the plain step"
+
+
+def _answer(plan: Plan) -> str:
+    if not plan.levers:
+        return "It fits as it is: nothing has to be changed."
+    count = len(plan.levers)
+    return f"It fits with {count} technique{'s' * (count > 1)}."
+
+
+def _figures(plan: Plan) -> Iterator[tuple[str, str, str]]:
+    yield format_bytes(plan.predicted_peak_bytes), "Peak", "predicted, of torch's allocator"
+    yield format_bytes(plan.predicted_process_bytes), "Process", "predicted; the upper end of its interval is inside the budget"
+    yield "" if plan.predicted_slowdown is None else f"{plan.predicted_slowdown:.2f}", "Time", slowdown_words(plan.predicted_slowdown)
+
+
+def _lever(lever: PlannedLever) -> LeverRow:
+    cost = "not timed by itself" if lever.costs_seconds is None else f"costs {format_seconds(lever.costs_seconds)} a step"
+    return LeverRow(format_bytes(lever.saves_bytes), lever.name, lever.option, f"{lever.exactness}, {cost}", lever.why)
+
+
+def _loser(way: Alternative) -> LeverRow:
+    return LeverRow("", way.name, way.option, f"{way.exactness}, {way.rejected_because}", "")

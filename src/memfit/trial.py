@@ -1,0 +1,78 @@
+"""A fitted step really run for a while, and what it took."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from memfit.capture.process import HighWaterMark
+from memfit.fitting import Fitted
+from memfit.profiling import profile
+from memfit.records import Ledger
+from memfit.step import Batch, Step
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Losses of real steps, and the fitted step's ledger: torch's allocator's events, and the mark of all the steps together."""
+
+    fitted: Fitted
+    measured: Ledger
+    losses: tuple[float | dict[str, float], ...]
+
+    @property
+    def losses_in_words(self) -> list[str]:
+        """Short enough for a line of several."""
+        return [f"{loss:.6g}" if isinstance(loss, float) else " + ".join(f"{v:.6g}" for v in loss.values()) for loss in self.losses]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fitted step's profile, and what it was compared with."""
+        fitted = self.fitted
+        return self.measured.to_dict() | {
+            "schema": "memfit.fit/1",
+            "baseline": fitted.baseline.to_dict(),
+            "slowdown": fitted.plan.predicted_slowdown,
+            "plan": fitted.plan.to_dict(),
+            "verdict": fitted.verdict.to_dict(),
+            "steps": len(self.losses),
+            "losses": [_finite(loss) for loss in self.losses],
+        }
+
+
+def try_out(fitted: Fitted, steps: int, progress: Callable[[str], None] = lambda words: None) -> Trial:
+    """Train for so many steps, on the loader's batches where there is a loader; then look at one step more, which is rolled back."""
+    losses = []
+    with HighWaterMark() as mark:
+        for number, batch in enumerate(itertools.islice(_batches(fitted.step), steps), 1):
+            losses.append(fitted(batch))
+            progress(f"training, step {number} of {steps} done")
+            del batch
+    ledger = profile(fitted.step, progress=progress)
+    process = mark.bytes + ledger.process.workers_bytes
+    seen = replace(ledger.process, measured_bytes=process)
+    measured = replace(ledger, process=seen, process_bytes=process, process_low_bytes=process, process_high_bytes=process)
+    return Trial(fitted, measured, tuple(losses))
+
+
+def _batches(step: Step) -> Iterator[Batch]:
+    """For ever: epoch after epoch of the loader, or the sample again and again."""
+    loader: Iterable[Batch] | None = step.loader
+    if loader is None:
+        yield from itertools.repeat(step.batch)
+    while loader is not None:
+        empty = True
+        for batch in loader:
+            empty = False
+            yield batch
+        if empty:
+            yield step.batch
+
+
+def _finite(loss: float | dict[str, float]) -> Any:
+    """JSON has no infinity and no NaN."""
+    if isinstance(loss, dict):
+        return {name: _finite(value) for name, value in loss.items()}
+    return loss if math.isfinite(loss) else None

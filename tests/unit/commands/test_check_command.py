@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from memfit.checking import grown_since, parse_tolerance
+from memfit.commands.main import run
+from memfit.errors import MemfitError
+from memfit.records import Ledger
+
+pytestmark = pytest.mark.usefixtures("train")
+
+
+def answer(capfd: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[str, object]]:
+    capfd.readouterr()
+    code = run(["check", *arguments, "--json"])
+    out = capfd.readouterr().out
+    assert out.count("\n") == 1
+    return code, json.loads(out)
+
+
+def test_a_step_that_fits_exits_0(capfd: pytest.CaptureFixture[str]) -> None:
+    code, said = answer(capfd, "train.py:build", "--budget", "16GiB")
+    assert code == 0 and said["schema"] == "memfit.check/1"
+    assert said["fits"] is True and said["budget_bytes"] == 16 * 2**30 and said["grown"] == []
+    assert isinstance(said["process_bytes"], int) and str(said["reason"]).startswith("It fits 16.0 GiB: the process is predicted to take")
+
+
+def test_a_step_that_does_not_fit_exits_1_and_says_why(capfd: pytest.CaptureFixture[str]) -> None:
+    code, said = answer(capfd, "train.py:build", "--budget", "8MiB")
+    assert code == 1 and said["fits"] is False
+    assert "It does not fit 8.00 MiB" in str(said["reason"]) and "too much. The peak is mostly" in str(said["reason"])
+    assert run(["check", "train.py:build", "--budget", "8MiB"]) == 1
+    assert "Does not fit\nIt does not fit 8.00 MiB" in capfd.readouterr().out
+
+
+def test_growth_since_a_committed_record_is_a_no(train: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    run(["profile", "train.py:build", "--simulate", "--json"])
+    (train / "baseline.json").write_text(capfd.readouterr().out)
+    same = ["train.py:build", "--budget", "16GiB", "--baseline", "baseline.json"]
+    assert answer(capfd, *same)[0] == 0
+    code, said = answer(capfd, "train.py:wider", *same[1:])
+    assert code == 1 and said["fits"] is True
+    grown = said["grown"]
+    assert isinstance(grown, list) and grown[0].keys() == {"module", "bytes"} and all(row["bytes"] > 0 for row in grown)
+    assert "grew by more than 2% since baseline.json" in str(said["reason"])
+    assert run(["check", "train.py:wider", *same[1:]]) == 1
+    assert "Fits, but has grown" in capfd.readouterr().out
+
+
+def test_tolerance_is_of_each_module() -> None:
+    from test_main import a_ledger
+
+    before = replace(a_ledger(), by_module={"a": 100, "b": 100, "c": 50})
+    now = replace(before, by_module={"a": 102, "b": 103, "new": 1})
+    assert grown_since(before, now, 0.02) == [{"module": "b", "bytes": 3}, {"module": "new", "bytes": 1}]
+    assert grown_since(before, now, 0.5) == [{"module": "new", "bytes": 1}]
+    assert isinstance(before, Ledger)
+
+
+@pytest.mark.parametrize("text", ["2", "much", "-1%", "%"])
+def test_an_unreadable_tolerance_is_refused(text: str) -> None:
+    with pytest.raises(MemfitError, match="is not a tolerance: write a percentage from 0% up, as in 2%"):
+        parse_tolerance(text)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["train.py:build"], "Missing option '--budget'"),
+        (["train.py:build", "--budget", "much"], "'much' is not an amount of memory above zero"),
+        (["train.py:build", "--budget", "1GiB", "--baseline", "nowhere.json"], "nowhere.json cannot be read"),
+        (["train.py:build", "--budget", "1GiB", "--baseline", "train.py"], "train.py is not JSON"),
+        (["train.py:build", "--budget", "1GiB", "--device", "abacus"], "'abacus' is not a device memfit can simulate"),
+        (["train.py:looking", "--budget", "1GiB"], "This step cannot be simulated: train.py:"),
+        (["train.py:broken", "--budget", "1GiB"], "This step cannot be trained:\n  - train.py:"),
+    ],
+)
+def test_a_mistake_is_one_message_and_exit_2(arguments: list[str], words: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert run(["check", *arguments]) == 2
+    err = capfd.readouterr().err
+    assert words in err and "Traceback" not in err and "memfit failed" not in err

@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import memfit
+from memfit.commands.main import run
+from memfit.records import Ledger, Plan, Verdict
+
+pytestmark = pytest.mark.usefixtures("train")
+
+
+def test_it_fits_proves_and_runs(capfd: pytest.CaptureFixture[str]) -> None:
+    assert run(["fit", "train.py:build", "--budget", "16GiB", "--steps", "2"]) == 0
+    out = capfd.readouterr().out
+    for words in ("It fits as it is", "Equivalent\nThe fitted step is the same training, bit for bit.", "It ran inside the budget: "):
+        assert words in out
+    assert out.index("memfit plan") < out.index("memfit verify") < out.index("memfit fit")
+
+
+def test_json_is_the_fitted_profile_and_all_that_led_to_it(capfd: pytest.CaptureFixture[str]) -> None:
+    assert run(["fit", "train.py:build", "--budget", "16GiB", "--steps", "3", "--json"]) == 0
+    out = capfd.readouterr().out
+    said = json.loads(out)
+    assert out.count("\n") == 1 and said["schema"] == "memfit.fit/1"
+    profile = Ledger.from_dict(said | {"schema": "memfit.profile/1"})
+    assert not profile.predicted and sum(profile.by_category.values()) == profile.peak_bytes
+    assert profile.process_bytes == profile.process.measured_bytes > 2**26  # the operating system's word
+    assert Ledger.from_dict(said["baseline"]).predicted and Plan.from_dict(said["plan"]).feasible
+    assert Verdict.from_dict(said["verdict"]).equivalent
+    assert said["slowdown"] == 1.0 and said["steps"] == 3 == len(said["losses"])
+    assert said["losses"][0] > said["losses"][2]  # it really trained
+
+
+@pytest.mark.parametrize(("target", "count"), [("loaded", 4), ("phased", 1)])
+def test_batches_of_the_loader_and_losses_of_phases(target: str, count: int, capfd: pytest.CaptureFixture[str]) -> None:
+    assert run(["fit", f"train.py:{target}", "--budget", "16GiB", "--steps", str(count), "--json"]) == 0
+    losses = json.loads(capfd.readouterr().out)["losses"]
+    assert len(losses) == count  # more than the loader's two batches: a second epoch begins
+    assert (list(losses[0]) == ["only"]) if target == "phased" else all(isinstance(loss, float) for loss in losses)
+
+
+def test_an_impossible_budget_exits_1(capfd: pytest.CaptureFixture[str]) -> None:
+    assert run(["fit", "train.py:build", "--budget", "1MiB", "--json"]) == 1
+    out, err = capfd.readouterr()
+    assert out == "" and "This step does not fit 1.00 MiB" in err
+
+
+def test_a_run_that_left_its_budget_is_a_no(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    """Prediction and promise are the planner's; what is measured is told in any case."""
+    from dataclasses import replace
+
+    plain = memfit.fit
+
+    def fit(step: memfit.Step, budget: int, **options: object) -> memfit.Fitted:
+        fitted = plain(step, "16GiB")
+        return replace(fitted, plan=replace(fitted.plan, budget_bytes=budget))
+
+    monkeypatch.setattr(memfit, "fit", fit)
+    assert run(["fit", "train.py:build", "--budget", "8MiB", "--steps", "1"]) == 1
+    assert "It ran outside the budget: " in capfd.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["train.py:build"], "Missing option '--budget'"),
+        (["train.py:build", "--budget", "much"], "'much' is not an amount of memory above zero"),
+        (["train.py:build", "--budget", "1GiB", "--allow", "sloppy"], "There is no exactness 'sloppy'"),
+        (["train.py:build", "--budget", "1GiB", "--steps", "0"], "Invalid value for '--steps'"),
+        (["train.py:broken", "--budget", "1GiB"], "This step cannot be trained:\n  - train.py:"),
+    ],
+)
+def test_a_mistake_is_one_message_and_exit_2(arguments: list[str], words: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert run(["fit", *arguments]) == 2
+    err = capfd.readouterr().err
+    assert words in err and "Traceback" not in err and "memfit failed" not in err

@@ -1,0 +1,61 @@
+"""A plan with micro-batches, proven on a part of its batch: micro-batches get smaller with it, and what was not compared is said."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+import memfit
+from memfit.levers import LEVERS
+from memfit.proof import verifying
+from memfit.proof.fitting_sample import Sample
+from memfit.proof.sampling import first_samples
+from memfit.records import Plan, PlannedLever, Verdict
+from memfit.step import Step
+from small_levers import CHECKPOINT, plan_of
+from small_steps import sgd, transformer
+
+
+def in_halves(step: Step) -> Plan:
+    option = LEVERS["microbatch"].options(memfit.profile(step, simulate=True))[0]
+    row = PlannedLever("microbatch", option.name, option.exactness, settings=option.settings)
+    return replace(plan_of(step), levers=(row,), exactness=option.exactness)
+
+
+def verified_on(samples: int, step: Step, plan: Plan, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Verdict:
+    few = replace(step, batch=first_samples(step.batch, samples))
+    monkeypatch.setattr(verifying, "sample_inside", lambda *asked, **wishes: Sample(few))
+    return memfit.verify(step, plan, limit_bytes=1, **options)
+
+
+def contrastive() -> Step:
+    net = torch.nn.Linear(8, 8)
+
+    def loss(model: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+        y = model(x)
+        return torch.nn.functional.cross_entropy(y @ y.T, torch.arange(len(x)))
+
+    return Step(net, loss, sgd(net), torch.randn(8, 8))
+
+
+def test_micro_batches_are_still_divided_on_fewer_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    step = transformer()
+    assert verified_on(2, step, in_halves(step), monkeypatch).equivalent
+    coupled = contrastive()
+    verdict = verified_on(4, coupled, in_halves(coupled), monkeypatch)
+    assert not verdict.equivalent and verdict.culprit == "microbatch"
+
+
+def test_a_single_sample_says_that_it_was_not_divided(monkeypatch: pytest.MonkeyPatch) -> None:
+    step = transformer()
+    verdict = verified_on(1, step, in_halves(step), monkeypatch)
+    assert verdict.equivalent and any(note.startswith("microbatch was not compared: a single sample") for note in verdict.notes)
+
+
+def test_other_levers_are_compared_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    step = transformer()
+    verdict = verified_on(1, step, plan_of(step, CHECKPOINT), monkeypatch, levers={"checkpoint": CHECKPOINT})
+    assert verdict.equivalent and verdict.notes == ()

@@ -1,0 +1,201 @@
+"""`memfit.fit` on small steps: what it gives, what it leaves behind, what it refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import memfit
+from memfit import fitting
+from memfit.errors import Infeasible, MemfitError, NotEquivalent
+from memfit.levers import Undo
+from memfit.records import Plan
+from memfit.running import Running
+from memfit.step import Step
+from small_levers import CHECKPOINT, NOTHING, SPLIT, WRONG, SmallLever, plan_of
+from small_steps import convolutional_3d, dense, in_place_ops, two_phases
+
+ENOUGH = "16GiB"
+
+
+def state_of(step: Step) -> list[torch.Tensor]:
+    tensors = [t for model in step.models.values() for t in (*model.parameters(), *model.buffers())]
+    states = [t for o in step.optimizers for state in o.state.values() for t in state.values() if isinstance(t, torch.Tensor)]
+    return [t.detach().clone() for t in (*tensors, *states, torch.get_rng_state())]
+
+
+def same(ours: list[torch.Tensor], others: list[torch.Tensor]) -> bool:
+    return len(ours) == len(others) and all(torch.equal(a, b) for a, b in zip(ours, others, strict=True))
+
+
+def trained(make: Callable[[], Step], run: Callable[[Step], Any]) -> list[torch.Tensor]:
+    torch.manual_seed(3)
+    step = make()
+    run(step)
+    return state_of(step)
+
+
+def two_plain_steps(step: Step) -> None:
+    for _ in range(2):
+        step.run(step.batch)
+
+
+def planned(monkeypatch: pytest.MonkeyPatch, *levers: SmallLever) -> dict[str, Any]:
+    """Let `fit` use a plan that a small step would never need; the answer is what to hand to it."""
+
+    def plan(step: Step, budget: object, **options: object) -> Plan:
+        return plan_of(step, *levers)
+
+    monkeypatch.setattr(fitting, "plan_for", plan)
+    return {"budget": ENOUGH, "levers": {lever.name: lever for lever in levers}}
+
+
+@pytest.mark.parametrize("make", [dense, convolutional_3d, in_place_ops, two_phases])
+def test_inside_the_budget_a_fitted_step_is_the_plain_one(make: Callable[[], Step]) -> None:
+    def fitted_steps(step: Step) -> None:
+        fitted = memfit.fit(step, ENOUGH)
+        assert fitted.plan.levers == () and fitted.verdict.equivalent and fitted.ledger.predicted
+        for _ in range(2):
+            fitted(step.batch)
+
+    assert same(trained(make, fitted_steps), trained(make, two_plain_steps))
+
+
+def test_levers_are_on_while_fitted_and_the_loss_is_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    step = dense()
+    fitted = memfit.fit(step, **planned(monkeypatch, CHECKPOINT, SPLIT))
+    loss = fitted(step.batch)
+    assert isinstance(loss, float) and step.running.split is not None
+    assert fitted.verdict.equivalent and fitted.verdict.levers == ("checkpoint", "split")
+    assert len(fitted.ledger.timeline) > 4 * len(fitted.baseline.timeline)  # of the fitted and of the plain step
+
+
+def test_phases_give_a_loss_each() -> None:
+    step = two_phases()
+    losses = memfit.fit(step, ENOUGH)(step.batch)
+    assert isinstance(losses, dict) and list(losses) == ["generator", "critic"]
+
+
+@pytest.mark.parametrize("make", [dense, in_place_ops, two_phases])
+def test_after_undo_the_step_is_the_plain_one_bit_for_bit(make: Callable[[], Step], monkeypatch: pytest.MonkeyPatch) -> None:
+    options = planned(monkeypatch, CHECKPOINT, NOTHING)
+
+    def fitted_undone(step: Step) -> None:
+        fitted = memfit.fit(step, **options)
+        fitted.undo()
+        fitted.undo()
+        assert step.running == Running()
+        two_plain_steps(step)
+
+    assert same(trained(make, fitted_undone), trained(make, two_plain_steps))
+
+
+@pytest.mark.parametrize("error", [RuntimeError("the loader broke"), KeyboardInterrupt()])
+def test_an_error_inside_leaves_the_step_usable(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
+    fails: list[bool] = []
+
+    def loss(model: Any, batch: torch.Tensor) -> torch.Tensor:
+        if fails:
+            raise error
+        return model(batch).pow(2).mean()
+
+    def make() -> Step:
+        net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.Linear(16, 8))
+        return Step(net, loss, torch.optim.AdamW(net.parameters()), torch.randn(4, 8))
+
+    options = planned(monkeypatch, CHECKPOINT)
+
+    def interrupted(step: Step) -> None:
+        fitted = memfit.fit(step, **options)
+        fails.append(True)
+        with pytest.raises(type(error)):
+            fitted(step.batch)
+        fails.clear()
+        fitted(step.batch)
+        fitted.undo()
+        step.run(step.batch)
+
+    assert same(trained(make, interrupted), trained(make, two_plain_steps))
+
+
+def test_backward_adds_gradients_and_leaves_the_rest_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, step = dense(), dense()
+    step.model.load_state_dict(plain.model.state_dict())  # type: ignore[union-attr]
+    fitted = memfit.fit(step, **planned(monkeypatch, CHECKPOINT))
+    before = state_of(step)
+    for _ in range(2):
+        assert fitted.backward(plain.batch) == float(plain.differentiate(plain.all_phases[0], plain.batch))
+    gradients = [[p.grad for p in s.models[""].parameters()] for s in (step, plain)]
+    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True)) and same(state_of(step), before)  # type: ignore[arg-type]
+
+
+class _Guard:
+    def begins(self, *told: Any) -> None: ...
+    def scaled(self, loss: torch.Tensor) -> torch.Tensor:
+        return loss
+
+    def lets_step(self, *told: Any) -> bool:
+        return True
+
+
+def _scaling(step: Step, undo: Undo) -> None:
+    step.running.guard = _Guard()
+    undo.then(setattr, step.running, "guard", None)
+
+
+def _stepping(step: Step, undo: Undo) -> None:
+    step.running.steps_in_backward.extend(step.optimizers)
+    undo.then(step.running.steps_in_backward.clear)
+
+
+@pytest.mark.parametrize(
+    ("make", "act", "words"),
+    [
+        (two_phases, lambda step, undo: None, "This step has phases (generator, critic), and each needs the one before it to have stepped"),
+        (dense, _stepping, "takes its step inside backward, so no gradients are left to look at: call fitted(batch)"),
+        (dense, _scaling, "This step's loss is scaled, and so are its gradients until the optimizer steps: call fitted(batch)"),
+    ],
+)
+def test_backward_alone_is_refused_where_it_would_mislead(
+    make: Callable[[], Step], act: Callable[[Step, Undo], None], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = make()
+    fitted = memfit.fit(step, **planned(monkeypatch, SmallLever("acting", "bitwise", act)))
+    with pytest.raises(MemfitError) as error:
+        fitted.backward(step.batch)
+    assert words in str(error.value)
+
+
+def test_an_undone_step_is_not_run_by_mistake() -> None:
+    step = dense()
+    fitted = memfit.fit(step, ENOUGH)
+    fitted.undo()
+    for call in (fitted, fitted.backward):
+        with pytest.raises(MemfitError, match="This fitted step was undone, so nothing keeps it inside its budget: fit the step again"):
+            call(step.batch)
+
+
+def test_what_is_not_the_same_training_is_refused_and_taken_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    step = dense()
+    before = state_of(step)
+    with pytest.raises(NotEquivalent, match="The lever to blame is weakened"):
+        memfit.fit(step, **planned(monkeypatch, WRONG["weakened"]))
+    assert step.running == Running() and same(state_of(step), before)
+
+
+def test_another_training_that_was_asked_for_is_let_through_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    step = dense()
+    altered = SmallLever("altering", "altered", WRONG["slower"].act)
+    fitted = memfit.fit(step, allow="altered", **planned(monkeypatch, altered))
+    assert not fitted.verdict.equivalent and fitted.verdict.exactness == "altered"
+
+
+def test_an_impossible_budget_raises_and_changes_nothing() -> None:
+    step = dense()
+    before = state_of(step)
+    with pytest.raises(Infeasible, match=r"This step does not fit 1\.00 MiB: the lowest that can be reached"):
+        memfit.fit(step, "1MiB")
+    assert step.running == Running() and same(state_of(step), before)
