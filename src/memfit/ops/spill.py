@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import tempfile
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from threading import BoundedSemaphore
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 import torch
@@ -24,26 +26,34 @@ class Spill:
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="memfit-spill")
         self._slots = BoundedSemaphore(_WAITING)
         self._end = 0
+        self._asked_for: WeakSet[Spilled] = WeakSet()  # what somebody may still read
         self._simulated: deque[torch.Tensor] = deque(maxlen=_WAITING)  # without values nothing is written, but the wait is the same
 
-    def write(self, tensor: torch.Tensor) -> Spilled:
-        """Begin to write a tensor; its memory is free as soon as the thread is done with it."""
+    def write(self, tensor: torch.Tensor, unchanged: Callable[[], object] = lambda: None) -> Spilled:
+        """Begin to write a tensor; its memory is free as soon as the thread is done with it, and until then nobody may write to it.
+
+        `unchanged` is called after the write, and raises if somebody did: then `get` does.
+        """
         if isinstance(tensor, FakeTensor):
             self._simulated.append(tensor.detach())
             return Spilled(self, 0, tensor)
         self._slots.acquire()
+        if not self._asked_for:
+            self._end = 0  # a new step writes over the one before it, or the file would grow for ever
         spilled = Spilled(self, self._end, tensor)
+        self._asked_for.add(spilled)
         self._end += tensor.untyped_storage().nbytes()
-        spilled.written = self._writer.submit(self._write, spilled, tensor.detach())
+        spilled.written = self._writer.submit(self._write, spilled, tensor.detach(), unchanged)
         return spilled
 
-    def _write(self, spilled: Spilled, tensor: torch.Tensor) -> None:
+    def _write(self, spilled: Spilled, tensor: torch.Tensor, unchanged: Callable[[], object]) -> None:
         try:
             whole = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage()).numpy()
             view, offset = whole.data, spilled.offset
             while view:
                 count = os.pwrite(self._file.fileno(), view, offset)
                 view, offset = view[count:], offset + count
+            unchanged()
         finally:
             self._slots.release()
 
