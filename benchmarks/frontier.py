@@ -59,7 +59,7 @@ def gradients(step: memfit.Step) -> list[torch.Tensor]:
     torch.manual_seed(_SEED)
     for p in step.model.parameters():
         p.grad = None
-    step._differentiate(step.all_phases[0], step.batch, {}, None)
+    step.differentiate(step.all_phases[0], step.batch, {}, None)
     return [p.grad for p in step.model.parameters() if p.grad is not None]
 
 

@@ -29,3 +29,9 @@ class OnHost:
         if self._device.type == "cuda":
             torch.cuda.current_stream(self._device).wait_stream(self._streams[self._device])
         return self._copy.to(self._device, non_blocking=True)
+
+    @classmethod
+    def settle(cls, device: torch.device) -> None:
+        """What is computed from now on waits for the copies that are under way."""
+        if device in cls._streams:
+            torch.cuda.current_stream(device).wait_stream(cls._streams[device])

@@ -29,6 +29,8 @@ def packed(tensor: torch.Tensor) -> Unpack | None:
     if not tensor.is_floating_point():
         return None
     high = tensor.amax()
+    if not _certainly(torch.isfinite(high)):  # zero times infinity would not be zero
+        return None
     bits = _to_bits(tensor.flatten(), high)
     return None if bits is None else _with_shape(bits, tensor, high)
 
@@ -44,7 +46,7 @@ def _to_bits(flat: torch.Tensor, high: torch.Tensor | None = None) -> torch.Tens
         piece = flat[place * length : (place + 1) * length]
         if high is not None:
             flags = piece == high
-            if not _certainly(flags | (piece == 0) & ~torch.signbit(piece)):
+            if not _certainly((flags | (piece == 0)) & ~torch.signbit(piece)):
                 return None
             piece = flags
         bits[: piece.numel()] |= piece.view(torch.uint8) << place

@@ -9,6 +9,18 @@ from typing import Any, NamedTuple
 
 import torch
 
+_VERSIONS = torch._C.DispatchKey.ADInplaceOrView  # where torch counts writes
+
+
+def detached(tensor: torch.Tensor) -> torch.Tensor:
+    """Without its place in the graph, but with the same count of writes: inside an operator, `detach` alone would begin a new one."""
+    excluded = torch._C._dispatch_tls_is_dispatch_key_excluded(_VERSIONS)
+    torch._C._dispatch_tls_set_dispatch_key_excluded(_VERSIONS, False)
+    try:
+        return tensor.detach()
+    finally:
+        torch._C._dispatch_tls_set_dispatch_key_excluded(_VERSIONS, excluded)
+
 
 class Kept:
     """A tensor that is held as it is; one that was changed in place since then is refused."""

@@ -6,6 +6,7 @@ import os
 import tempfile
 import weakref
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -20,19 +21,22 @@ _WAITING = 2  # tensors on their way to the file at a time: more would be memory
 class Spill:
     """One unnamed file, gone when the process is, however it ends."""
 
-    def __init__(self) -> None:
-        self._file = tempfile.TemporaryFile(dir=_on_a_disk(), prefix="memfit-")  # noqa: SIM115  # lives as long as the spill
+    def __init__(self, directory: str | None = None) -> None:
+        self._file = tempfile.TemporaryFile(dir=directory or _on_a_disk(), prefix="memfit-")  # noqa: SIM115  # lives as long as the spill
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="memfit-spill")
         self._waiting: deque[Spilled] = deque()
         self._alive: weakref.WeakSet[Spilled] = weakref.WeakSet()
         self._end = 0
 
-    def write(self, tensor: torch.Tensor) -> Spilled:
-        """Begin to write a tensor; its memory is free when it is written, at the latest when two more have been given."""
+    def write(self, tensor: torch.Tensor, unchanged: Callable[[], object] = lambda: None) -> Spilled:
+        """Begin to write a tensor; its memory is free when it is written, at the latest when two more have been given.
+
+        Until then nobody may write to it: `unchanged` is called after it was written, and raises if somebody did; then `get` does.
+        """
         self._let_go(_WAITING - 1)
         if not self._alive:  # nobody will read what an earlier step wrote
             self._end = 0
-        spilled = Spilled(self, self._end, tensor.detach())
+        spilled = Spilled(self, self._end, tensor.detach(), unchanged)
         self._end += tensor.untyped_storage().nbytes()
         if not isinstance(tensor, FakeTensor):  # without values nothing is written, but the wait is the same
             spilled.written = self._writer.submit(self._write, spilled)
@@ -54,6 +58,7 @@ class Spill:
         while view:
             count = os.pwrite(self._file.fileno(), view, offset)
             view, offset = view[count:], offset + count
+        spilled.check()
 
     def read(self, offset: int, into: np.ndarray[Any, Any]) -> None:
         """Fill a piece of memory from the file."""
@@ -84,9 +89,10 @@ def _on_a_disk() -> str:
 class Spilled:
     """A tensor in the file, or on its way there."""
 
-    def __init__(self, spill: Spill, offset: int, tensor: torch.Tensor) -> None:
+    def __init__(self, spill: Spill, offset: int, tensor: torch.Tensor, unchanged: Callable[[], object]) -> None:
         self._spill, self.offset = spill, offset
         self._tensor: torch.Tensor | None = tensor
+        self._unchanged: Callable[[], object] | None = unchanged
         self._bytes, self._dtype = tensor.untyped_storage().nbytes(), tensor.dtype
         self._size, self._stride, self._start = tensor.shape, tensor.stride(), tensor.storage_offset()
         self.written: Future[None] | None = None
@@ -101,10 +107,15 @@ class Spilled:
         return self.written is not None and self.written.done()
 
     def let_go(self) -> None:
-        """Wait until it is written, then free its memory; what went wrong while it was written is raised here."""
+        """Wait until it is written, then free its memory."""
         if self.written is not None:
-            self.written.result()
-        self._tensor = None
+            self.written.exception()  # waits; whoever asks for the tensor is told
+        self._tensor = self._unchanged = None
+
+    def check(self) -> None:
+        """Raise if somebody has written to the tensor meanwhile."""
+        if self._unchanged is not None:
+            self._unchanged()
 
     def get(self) -> torch.Tensor:
         """The tensor, bit for bit, in the layout it had."""

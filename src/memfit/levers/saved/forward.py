@@ -13,8 +13,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from memfit.levers.saved.handles import Handle, put_away
 from memfit.levers.saved.line import SMALL_BESIDE
-from memfit.levers.saved.table import BITS, DROP, STORED, TIMES, PhaseTable, Region
-from memfit.ops.remaking import Kept, Node, Part, remake
+from memfit.levers.saved.table import BITS, DISK, DROP, HOST, STORED, TIMES, PhaseTable, Region
+from memfit.ops.host import OnHost
+from memfit.ops.remaking import Kept, Node, Part, detached, remake
 from memfit.ops.spill import Spill
 
 _NOT_ON_THE_LINE = ("prim", "profiler")  # as in a capture, whose numbers these are
@@ -148,6 +149,7 @@ class Forward(TorchDispatchMode):
         """Nodes that hold what is about to be written are made now; memory that can be made again stays so if the op is simple."""
         written = _written(func, args, kwargs)
         for tensor in written:
+            self._wait_for_copies(tensor)
             for reference in self._readers.pop(id(tensor.untyped_storage()), ()):
                 node = reference()
                 if node is not None and node.outputs is None and any(
@@ -171,6 +173,16 @@ class Forward(TorchDispatchMode):
             self._note(args[0], node, 0, maker.do, maker.drawn, writes=1)
         self._fresh.clear()
         return out
+
+    def _wait_for_copies(self, tensor: torch.Tensor) -> None:
+        """Memory on its way to disk or to the host must not be written to before it is there."""
+        maker = self._makers.get(id(tensor.untyped_storage()))
+        if maker is None or maker.node is None:
+            return
+        if maker.do == DISK and self._spill is not None:
+            self._spill.settle()
+        elif maker.do == HOST:
+            OnHost.settle(tensor.device)
 
     def _drop_input(self, func: Any, args: tuple[Any, ...]) -> None:
         """A convolution whose weights get no gradient saves an input that nobody will read."""
@@ -229,7 +241,7 @@ def _draws(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 def _kept(tensor: torch.Tensor) -> Kept:
     """An output of the very node that saves it would keep itself alive: so without its place in the graph."""
-    return Kept(tensor.detach() if tensor.requires_grad and not tensor.is_leaf else tensor)
+    return Kept(tensor if tensor.is_leaf or not tensor.requires_grad else detached(tensor))
 
 
 def _worth_noting(tensor: torch.Tensor, largest: int) -> bool:

@@ -9,7 +9,7 @@ import torch
 from memfit.levers.saved.table import BITS, DISK, HOST
 from memfit.ops.host import OnHost
 from memfit.ops.lossless import packed
-from memfit.ops.remaking import Kept, Node, Part, remake
+from memfit.ops.remaking import Kept, Node, Part, detached, remake
 from memfit.ops.spill import Spill
 
 
@@ -42,7 +42,7 @@ def put_away(tensor: torch.Tensor, do: str, drawn: bool, spill: Spill | None) ->
     """A node that brings back a tensor's memory from where or how it is kept; None where it cannot be kept so."""
     whole = _all_of_its_memory(tensor)
     if do == DISK and spill is not None and tensor.device.type == "cpu":
-        return Node(spill.write(whole).get, (), {}, 0)
+        return Node(spill.write(whole, Kept(detached(tensor)).get).get, (), {}, 0)
     if do == HOST and tensor.device.type != "cpu":
         return Node(OnHost(whole).get, (), {}, 0)
     unpack = packed(whole) if do == BITS and (drawn or not whole.is_floating_point()) else None

@@ -173,13 +173,24 @@ class _Follower:
             if self.ops[op] == BITS and dead[op] >= 0:
                 for s in self.makes[op]:
                     self.result.pieces.append(Piece(_packed_bytes(self.line, s), (self.line.writers[s][-1], -1), (dead[op], -1), s))
-        queue = [op for op in stored if self.ops[op] == DISK]
         trace = self.line.trace
-        for place, op in enumerate(queue):
-            ends = [n for n in range(op, len(trace.ops)) if trace.ops[n].phase != "forward"][:1]
-            followed = queue[place + _WAITING_FOR_DISK : place + _WAITING_FOR_DISK + 1]
-            for s in self.makes[op]:
-                self.result.died[s] = min([*ends, *followed], default=len(trace.ops)) - 1
+        first_users: dict[int, int] = {}
+        for node in sorted(self.times):
+            for source in self.sources[node]:
+                first_users.setdefault(source, node)
+        queue = sorted((self._put_away_at(s, first_users), s) for op in stored if self.ops[op] == DISK for s in self.makes[op])
+        for place, (moment, s) in enumerate(queue):
+            end = next((n for n in range(self.line.writers[s][0], len(trace.ops)) if trace.ops[n].phase != "forward"), len(trace.ops))
+            followed = [later for later, _ in queue[place + _WAITING_FOR_DISK : place + _WAITING_FOR_DISK + 1]]
+            if moment < len(trace.ops):
+                self.result.died[s] = min([end, *followed]) - 1
+
+    def _put_away_at(self, s: int, first_users: Mapping[int, int]) -> int:
+        """Before this op: it is the first that needs the storage for later; one past the last where none does."""
+        made = self.line.writers[s][0]
+        saved = (self.line.trace.saved[row].op for row in self.line.kept.get(s, ()))
+        never = len(self.line.trace.ops)
+        return min([*(op + 1 if op == made else op for op in saved if op >= made), first_users.get(made, never), never])
 
     def _first_forms(self, keeps: dict[int, int]) -> None:
         trace = self.line.trace

@@ -100,9 +100,13 @@ def _decision(trace: Trace, mine: list[int], spans: Sequence[tuple[Region | None
 
 
 def _later_writers(trace: Trace, decided: list[int]) -> list[int]:
-    """In-place ops on what is made again: they must be seen as well."""
-    made = {s for n in decided for s in trace.ops[n].outputs if trace.storages[s].born == n}
-    return [n for n, op in enumerate(trace.ops) if op.phase == "forward" and is_in_place(op.name) and made.intersection(op.outputs)]
+    """In-place ops on what is made again, or on what it is made from: they must be seen as well."""
+    since: dict[int, int] = {}
+    for n in decided:
+        for s in (*trace.ops[n].outputs, *trace.ops[n].inputs):
+            since.setdefault(s, n)
+    writers = [(n, op) for n, op in enumerate(trace.ops) if op.phase == "forward" and is_in_place(op.name)]
+    return [n for n, op in writers if any(since.get(s, n) < n for s in op.outputs)]
 
 
 def regions_around(trace: Trace, mine: list[int], decided: list[int]) -> list[tuple[Region | None, int, int]]:

@@ -1,0 +1,61 @@
+"""saved: whatever is decided for whichever result, a step leaves the same bits behind."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memfit.levers.saved.table import BITS, CACHE, DISK, DROP, HOST, RECOMPUTE, TIMES
+from saved_steps import STEPS, large, line, spread, unlike
+
+WORDS = [None, RECOMPUTE, *TIMES, DISK, HOST, BITS]
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_out_of_place() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        yield
+
+
+@pytest.mark.parametrize("word", [RECOMPUTE, CACHE, DISK, BITS])
+@pytest.mark.parametrize("name", STEPS)
+def test_the_same_word_for_every_result(name: str, word: str) -> None:
+    assert unlike(name, spread(name, [word])) == []
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(st.sampled_from(sorted(STEPS)), st.lists(st.sampled_from(WORDS), min_size=1, max_size=7))
+def test_any_table(name: str, words: list[str | None]) -> None:
+    assert unlike(name, spread(name, words)) == []
+
+
+@pytest.mark.parametrize("word", [None, RECOMPUTE, CACHE, DISK])
+def test_inputs_that_nobody_reads_are_dropped(word: str | None) -> None:
+    """The stand-in is not a number: a gradient that read it would show it."""
+    name = "frozen_convolutions"
+    ops = line(name).trace.ops
+    frozen = {op: DROP for op in large(name) if ops[op].name == "aten.convolution.default" and ops[op].module.startswith("decoder")}
+    assert len(frozen) == 3
+    assert unlike(name, {**spread(name, [word]), **frozen}) == []
+
+
+def test_an_input_that_is_read_is_never_dropped() -> None:
+    name = "convolutional_2d"
+    assert unlike(name, {op: DROP for op in large(name) if "convolution" in line(name).trace.ops[op].name}) == []
+
+
+def test_the_comparison_sees_one_wrong_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    from memfit.levers.saved import handles
+
+    def almost(node: object) -> list[torch.Tensor]:
+        return [t if not t.is_floating_point() else torch.nextafter(t, torch.full_like(t, torch.inf)) for t in remake(node)]
+
+    remake = handles.remake
+    monkeypatch.setattr(handles, "remake", almost)
+    assert unlike("dense", spread("dense", [RECOMPUTE]))
