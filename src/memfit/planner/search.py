@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +20,8 @@ from memfit.records import Speeds
 
 _ROUNDS = 10
 _TIGHTER = (1.0, 0.96, 0.92, 0.86, 0.8)  # the programme knows no remakings on the way, so it is asked for more than is needed
+_FEW = 8  # candidates: every choice between keeping and making again is tried
+_MOST_EXCHANGES = 1000
 _MOMENTS = 12  # the worst moments of a proposal that become limits of the next
 
 
@@ -41,7 +44,7 @@ class Search:
         self.candidates = candidates_of(line, self.plain.peak)
         self.programme = Programme(self.candidates, len(seconds), self.evaluation.cost, disk)
         self.ways = [*TIMES, RECOMPUTE, *([DISK] if disk else [])]
-        self.seeded = False
+        self.seeded = self._tried_every_choice = False
         self.known: list[Table] = [Table({}, self.plain.peak, 0.0)]
 
     def _seed(self, line: Line, disk: bool) -> None:
@@ -61,14 +64,16 @@ class Search:
             if not self.seeded:
                 self.seeded = True
                 self._seed(self.evaluation.line, self.programme.disk)
-            for tighter in _TIGHTER:
+            if len(self.candidates) <= _FEW:
+                self._try_every_choice()
+            for tighter in _TIGHTER if len(self.candidates) > _FEW else ():
                 if time.monotonic() < deadline:
                     self._propose(int(limit * tighter), limit, deadline)
             if not any(t.peak <= limit for t in self.known):
                 self._descend(limit, deadline)
         best = min((t for t in self.known if t.peak <= limit), key=lambda t: t.seconds, default=None)
         if best is not None and best.ops:
-            best = self._polish(best, limit, deadline)
+            best = self._exchange(self._polish(best, limit, deadline), limit, deadline)
         return best
 
     def lowest(self) -> Table:
@@ -101,47 +106,86 @@ class Search:
                 error[m] = float(alive[m] - plain[m] + self.programme.freed(ops, m))
 
     def _descend(self, limit: int, deadline: float) -> None:
-        """From the lowest table known, one change after the other: the one that takes most off the excess for its seconds."""
-        table = min(self.known, key=lambda t: (t.peak, t.seconds))
-        outcome = self.evaluation.of(table.ops)
+        """From the lowest table known, and from those that make everything again, until one fits."""
+        starts = [self.lowest().ops, *(dict.fromkeys(self.candidates, way) for way in (RECOMPUTE, CACHE))]
+        for start in starts:
+            self._descend_from(start, limit, deadline)
+            if time.monotonic() > deadline or any(t.peak <= limit for t in self.known):
+                return
+
+    def _descend_from(self, start: dict[int, str], limit: int, deadline: float) -> None:
+        """One change after the other: the one that takes most off the excess for its seconds; two at once where one does not help."""
+        table, outcome = self._try(start)
         while table.peak > limit and time.monotonic() < deadline:
-            excess = _excess(outcome, limit)
-            moves = []
-            for ops in self._neighbours(table.ops, outcome):
-                other, result = self._try(ops)
-                less = excess - _excess(result, limit)
-                if less > 0:
-                    moves.append((less / max(1e-6, other.seconds - table.seconds), other, result))
-                if time.monotonic() > deadline:
-                    break
+            moves = self._moves(self._neighbours(table.ops, outcome), table, outcome, limit, deadline)
+            moves = moves or self._moves(self._second_neighbours(table.ops, outcome), table, outcome, limit, deadline)
             if not moves:
                 return
             _, table, outcome = max(moves, key=lambda move: move[0])
+
+    def _moves(
+        self, tables: Iterator[dict[int, str]], table: Table, outcome: Outcome, limit: int, deadline: float
+    ) -> list[tuple[float, Table, Outcome]]:
+        """Those of the tables that are nearer to the limit, with what they gain for each second."""
+        excess, moves = _excess(outcome, limit), []
+        for ops in tables:
+            other, result = self._try(ops)
+            less = excess - _excess(result, limit)
+            if less > 0:
+                moves.append((less / max(1e-6, other.seconds - table.seconds), other, result))
+            if time.monotonic() > deadline:
+                break
+        return moves
 
     def _neighbours(self, ops: dict[int, str], outcome: Outcome) -> Iterator[dict[int, str]]:
         """Tables that differ in one decision that matters at the highest moment."""
         moment = int(outcome.alive.argmax()) % len(self.evaluation.before)
         for op, c in self.candidates.items():
             if c.passes < moment and (c.died >= moment or op in ops):
-                for change in (None, *self.ways):
-                    if change != ops.get(op):
-                        yield {k: v for k, v in ops.items() if k != op} | ({op: change} if change else {})
+                yield from self._changed(ops, op)
+
+    def _second_neighbours(self, ops: dict[int, str], outcome: Outcome) -> Iterator[dict[int, str]]:
+        """Tables that differ in two such decisions."""
+        for first in self._neighbours(ops, outcome):
+            yield from self._neighbours(first, outcome)
+
+    def _changed(self, ops: dict[int, str], op: int) -> Iterator[dict[int, str]]:
+        for change in (None, *self.ways):
+            if change != ops.get(op):
+                yield {k: v for k, v in ops.items() if k != op} | ({op: change} if change else {})
 
     def _polish(self, best: Table, limit: int, deadline: float) -> Table:
         """Take back decisions, or make once what was made several times, wherever it still fits; the dearest first."""
         seconds = self.evaluation.seconds
         for op in sorted(best.ops.keys() - self.always.keys(), key=lambda op: -float(seconds[op])):
-            for change in (None, *self.ways):
+            for ops in self._changed(best.ops, op):
                 if time.monotonic() > deadline:
                     return best
-                if change == best.ops.get(op):
-                    continue
-                ops = {k: v for k, v in best.ops.items() if k != op} | ({op: change} if change else {})
                 table, _ = self._try(ops)
                 if table.peak <= limit and table.seconds < best.seconds:
                     best = table
                     break
         return best
+
+    def _exchange(self, best: Table, limit: int, deadline: float) -> Table:
+        """Another result in place of a decided one, as long as that is faster and fits."""
+        decided = best.ops.keys() - self.always.keys()
+        if len(decided) * len(self.candidates) > _MOST_EXCHANGES:
+            return best
+        for op, other in product(sorted(decided), sorted(self.candidates.keys() - decided)):
+            if time.monotonic() > deadline:
+                return best
+            table, _ = self._try({**{k: v for k, v in best.ops.items() if k != op}, other: CACHE})
+            if table.peak <= limit and table.seconds < best.seconds:
+                return self._exchange(table, limit, deadline)
+        return best
+
+    def _try_every_choice(self) -> None:
+        """Between keeping and making again."""
+        if not self._tried_every_choice:
+            for ways in product((None, RECOMPUTE), repeat=len(self.candidates)):
+                self._try({op: way for op, way in zip(self.candidates, ways, strict=True) if way})
+            self._tried_every_choice = True
 
 
 def _excess(outcome: Outcome, limit: int) -> float:

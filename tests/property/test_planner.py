@@ -1,0 +1,131 @@
+"""The planner on small random networks: it finds what trying everything finds."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from memfit import Step
+from memfit.ledger import account
+from memfit.levers.saved.line import Line, line_of
+from memfit.levers.saved.rewriting import with_remakings
+from memfit.levers.saved.schedule import schedule
+from memfit.levers.saved.table import BITS, DISK, RECOMPUTE, TIMES
+from memfit.planner.costs import seconds_of
+from memfit.planner.search import Search
+from memfit.records import Speeds
+from quick_ledgers import seen
+from small_steps import SMALL_STEPS, sgd
+
+SPEEDS = Speeds()
+KINDS = {
+    "linear": lambda: nn.Linear(32, 32),
+    "wide": lambda: nn.Sequential(nn.Linear(32, 128), nn.GELU(), nn.Linear(128, 32)),
+    "norm": lambda: nn.LayerNorm(32),
+    "tanh": nn.Tanh,
+    "relu_": lambda: nn.ReLU(inplace=True),
+    "dropout": lambda: nn.Dropout(0.2),
+}
+NETWORKS = st.lists(st.sampled_from(sorted(KINDS)), min_size=2, max_size=7)
+SHARES = st.lists(st.floats(0.0, 1.0), min_size=1, max_size=2)
+PATIENT = [HealthCheck.filter_too_much, HealthCheck.too_slow]
+quickly = settings(max_examples=12, deadline=None, derandomize=True, suppress_health_check=PATIENT)
+
+
+def network(kinds: list[str]) -> Line:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(8, 32), *(KINDS[kind]() for kind in kinds), nn.Linear(32, 1))
+    trace = seen(Step(net, lambda m, x: m(x).pow(2).mean(), sgd(net), torch.randn(128, 8))).trace
+    assert trace is not None
+    return line_of(trace)
+
+
+def search_of(line: Line, disk: bool = False) -> Search:
+    return Search(line, seconds_of(line.trace, SPEEDS), SPEEDS, disk)
+
+
+def everything(search: Search) -> list[tuple[int, float]]:
+    """Peak and seconds of every choice between keeping and making again."""
+    ops = sorted(search.candidates)
+    chosen = (subset for count in range(len(ops) + 1) for subset in combinations(ops, count))
+    outcomes = (search.evaluation.of({**search.always, **dict.fromkeys(subset, RECOMPUTE)}) for subset in chosen)
+    return [(outcome.peak, outcome.seconds) for outcome in outcomes]
+
+
+def limits(low: int, high: int, shares: list[float]) -> list[int]:
+    return sorted(int(low + share * (high - low)) for share in shares)
+
+
+@quickly
+@given(NETWORKS, SHARES)
+def test_it_finds_what_trying_everything_finds(kinds: list[str], shares: list[float]) -> None:
+    search = search_of(network(kinds))
+    assume(1 <= len(search.candidates) <= 8)
+    every = everything(search)
+    for limit in limits(min(peak for peak, _ in every), search.plain.peak, shares):
+        found = search.fastest(limit, 5.0)
+        assert found is not None and found.peak <= limit
+        assert found.seconds <= 1.1 * min(seconds for peak, seconds in every if peak <= limit) + 1e-9
+
+
+@quickly
+@given(NETWORKS, SHARES, st.booleans())
+def test_a_larger_limit_is_never_slower(kinds: list[str], shares: list[float], disk: bool) -> None:
+    search = search_of(network(kinds), disk)
+    lowest = search.fastest(0, 0.5) or search.lowest()
+    before = np.inf
+    for limit in limits(lowest.peak, search.plain.peak, shares):
+        found = search.fastest(limit, 1.0)
+        assert found is not None and found.seconds <= before
+        before = found.seconds
+
+
+@quickly
+@given(NETWORKS)
+def test_a_limit_above_the_need_decides_nothing(kinds: list[str]) -> None:
+    search = search_of(network(kinds))
+    found = search.fastest(search.plain.peak)
+    assert found is not None and found.ops == {} and found.seconds == 0.0
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(NETWORKS, st.lists(st.sampled_from([None, RECOMPUTE, *TIMES, DISK, BITS]), min_size=1, max_size=6))
+def test_the_quick_evaluation_is_the_ledgers(kinds: list[str], words: list[str | None]) -> None:
+    line = network(kinds)
+    ops = {op: word for place, op in enumerate(sorted(line.made)) if (word := words[place % len(words)])}
+    outcome = search_of(line).evaluation.of(ops)
+    assert outcome.peak == account(with_remakings(line, schedule(line, ops))).peak_bytes
+    assert outcome.alive.max() == outcome.peak and outcome.seconds >= 0
+
+
+@pytest.mark.parametrize("name", SMALL_STEPS)
+def test_the_quick_evaluation_of_other_steps(name: str) -> None:
+    trace = seen(SMALL_STEPS[name]()).trace
+    assert trace is not None
+    line = line_of(trace)
+    for word in (RECOMPUTE, *TIMES, DISK, BITS):
+        ops = dict.fromkeys(sorted(line.made), word)
+        assert search_of(line).evaluation.of(ops).peak == account(with_remakings(line, schedule(line, ops))).peak_bytes
+
+
+def test_an_evaluation_that_forgets_remakings_would_be_noticed() -> None:
+    line = network(["wide", "tanh", "wide", "norm"])
+    ops = dict.fromkeys(sorted(line.made), RECOMPUTE)
+    without = schedule(line, ops)
+    without.pieces.clear()
+    assert search_of(line).evaluation.of(ops).peak != account(with_remakings(line, without)).peak_bytes
+
+
+def test_a_search_that_only_asks_the_programme_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Following single changes and choices is what finds the lowest tables: without it a limit that can be kept is out of reach."""
+    monkeypatch.setattr(Search, "_descend", lambda self, limit, deadline: None)
+    monkeypatch.setattr("memfit.planner.search._FEW", 0)
+    search = search_of(network(["linear", "tanh", "tanh", "tanh", "norm", "relu_"]))
+    lowest = min(peak for peak, _ in everything(search))
+    assert lowest < search.plain.peak and search.fastest(lowest) is None
