@@ -6,8 +6,7 @@ import pytest
 import torch
 
 import memfit
-from memfit.largest_batch import _by_growth, _by_trying, largest_batch, resized
-from memfit.levers import LEVERS
+from memfit.largest_batch import LargestBatch, _by_growth, _by_trying, largest_batch, resized
 from memfit.step import Step
 from small_steps import dense
 
@@ -39,10 +38,18 @@ def test_batches_of_other_sizes_are_made_from_the_sample() -> None:
     assert resized(nested, 2) is nested
 
 
-def test_a_simulation_confirms_the_plain_size() -> None:
-    step = dense()
-    high = {n: memfit.profile(resized(step, n), simulate=True).process_high_bytes for n in (32, 2048)}
-    none = {word: lever for word, lever in LEVERS.items() if word == "nothing"}
-    found = largest_batch(step, high[2048], levers=none)
-    assert high[32] < high[2048] and found.plain <= found.without_microbatch <= found.with_microbatch <= found.tried_up_to == 64 * 32
-    assert memfit.profile(resized(step, found.plain), simulate=True).process_high_bytes <= high[2048] * 1.02
+def test_a_budget_above_every_need_gives_the_largest_size_that_is_tried() -> None:
+    found = largest_batch(dense(), 2**36)
+    assert found == LargestBatch(64 * 32, 64 * 32, 64 * 32, 64 * 32)
+
+
+def test_where_not_even_one_sample_fits_it_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def never(step: Step, budget: int, **options: object) -> None:
+        asked.append((step.batch_size, "microbatch" in options["levers"]))  # type: ignore[operator]
+        raise memfit.Infeasible("no", 1, {})
+
+    monkeypatch.setattr("memfit.largest_batch.plan", never)
+    assert largest_batch(dense(), 2**20) == LargestBatch(0, 0, 0, 64 * 32)
+    assert asked == [(1, False), (1, True)]  # asked without and with micro-batches
