@@ -24,7 +24,7 @@ $(VENV)/everything: $(VENV)/memfit
 	$(PIP) install -q -c constraints.txt -e ".[test,models]"
 	@touch $@
 
-demo: $(VENV)/memfit  ## set up, then show where the memory of a small 3D autoencoder goes, measured and predicted
+demo: $(VENV)/memfit  ## set up, then fit a 3D autoencoder that needs several GiB into a fraction, prove it and run it
 	@$(BIN)/memfit demo
 
 lint: $(VENV)/everything  ## style and types

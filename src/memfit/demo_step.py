@@ -9,7 +9,7 @@ from torch.nn import functional
 from memfit.step import Step
 
 _CHANNELS = (16, 32, 64)
-_VOLUMES = (8, 1, 32, 96, 96)
+_VOLUMES = (16, 1, 32, 64, 64)
 _LATENT_CHANNELS = 4
 _KL_WEIGHT = 1e-6
 
@@ -78,10 +78,10 @@ class VolumeAutoencoder(nn.Module):
 
 
 def reconstruction_and_kl(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
-    """L1 distance to the input plus a little of the latents' divergence from a normal distribution."""
+    """The mean squared distance to the input plus a little of the latents' divergence from a normal distribution."""
     reconstruction, mean, log_variance = model(batch)
     divergence = 0.5 * (mean.square() + log_variance.exp() - 1 - log_variance).mean()
-    loss: torch.Tensor = functional.l1_loss(reconstruction, batch) + _KL_WEIGHT * divergence
+    loss: torch.Tensor = functional.mse_loss(reconstruction, batch) + _KL_WEIGHT * divergence
     return loss
 
 

@@ -13,7 +13,7 @@ from memfit.commands.fit import print_trial
 from memfit.commands.screen import Screen, progress_on, stdout_for_json
 from memfit.report.terminal import print_profile
 
-_BUDGET = "1800MiB"
+_BUDGET = "1600MiB"
 _STEPS = 2
 
 

@@ -39,8 +39,8 @@ class Combination:
 def combinations(ledger: Ledger, levers: Mapping[str, Rewriter], allowed: str) -> Iterator[Combination]:
     """The plain step first; then with one lever, two, …, each of ORDER at most once."""
     found = [Combination((), ledger)]
-    for word in ORDER:
-        options = [o for o in levers[word].options(ledger) if is_allowed(o, allowed)][: _FEW.get(word)] if word in levers else []
+    for word in (word for word in ORDER if word in levers):
+        options = [o for o in levers[word].options(ledger) if is_allowed(o, allowed)][: _FEW.get(word)]
         found += [joined for combination in found[:_MOST] for joined in _joined(combination, word, levers[word], options)]
     yield from found[: 4 * _MOST]
 

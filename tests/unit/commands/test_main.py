@@ -144,7 +144,7 @@ def test_the_demos_step_needs_several_gib_and_its_budget_is_a_fraction() -> None
     from memfit.units import parse_bytes
 
     needs = memfit.profile(built_without_memory(volume_autoencoder), simulate=True).peak_bytes
-    assert needs > 3 * 2**30 and parse_bytes(_BUDGET) < 0.5 * needs
+    assert needs > 3 * 2**30 and parse_bytes(_BUDGET) <= 0.5 * needs
 
 
 @pytest.mark.parametrize(
