@@ -53,7 +53,7 @@ def rounded(reference: Reference, fitted: FittedRun) -> Iterator[Check]:
     """Fewer bits: as reordered without float64, with the coarse type's eps; optimizers' updates on equal gradients within 12 eps."""
     plain, run, eps = reference.plain, fitted.outcome, fitted.eps
     moved = reference.roughly_moved(eps)
-    yard = Yardstick(plain.shelf, plain.shelf, moved.shelf, eps)
+    yard = Yardstick(plain.shelf, plain.shelf, (moved.shelf,), eps)
     first = zip(plain.losses[:1], moved.losses, strict=False)
     bounds = [{name: 3 * max(abs(loss - other[name]), 4 * eps * abs(loss)) for name, loss in a.items()} for a, other in first]
     yield from loss_checks(plain.losses, run.losses, bounds)
@@ -79,8 +79,8 @@ def yardstick(reference: Reference) -> Yardstick:
     """Float64 where it can be had, or else a plain run moved by a hair."""
     plain = reference.plain.shelf
     if reference.exact.failure:
-        return Yardstick(plain, plain, reference.moved.shelf)
-    return Yardstick(plain, reference.exact.shelf, plain)
+        return Yardstick(plain, plain, (reference.moved.shelf,))
+    return Yardstick(plain, reference.exact.shelf, (plain, reference.moved.shelf))
 
 
 def noise_of_losses(reference: Reference) -> list[dict[str, float]]:
