@@ -25,7 +25,7 @@ UNPREDICTED = {"compile"}  # its rewrite asks for a measurement first; its own t
 WITH_WORKSPACES = {
     ("dense", "optimizer"), ("convolutional_2d", "optimizer"), ("convolutional_3d", "microbatch"), ("frozen_convolutions", "microbatch"),
 }  # fmt: skip
-# Known to be beyond 2 %: autocast on steps of few and small tensors (4.5 to 12 %), and "every block made again" on a tiny transformer (2.2 %).
+# Known to be beyond 2 %: autocast on steps of few and small tensors (4.5 to 12 %), "every block made again" on a tiny transformer (2.2 %).
 OFF = {
     ("convolutional_2d", "precision"), ("frozen_decoder", "precision"), ("two_phases", "precision"), ("in_place_ops", "precision"),
     ("transformer", "saved"),
