@@ -9,7 +9,7 @@ from torch.nn import functional
 from memfit.step import Step
 
 _CHANNELS = (16, 32, 64)
-_VOLUMES = (16, 1, 32, 64, 64)
+_VOLUMES = (32, 1, 32, 48, 48)
 _LATENT_CHANNELS = 4
 _KL_WEIGHT = 1e-6
 

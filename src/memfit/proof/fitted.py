@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -75,7 +76,8 @@ def _run(reference: Reference, planned: Sequence[PlannedLever], levers: Mapping[
     outcome = fitted(trained)
     alone = loosest(planned) != "bitwise" and not outcome.failure  # equal bits of everything leave nothing to ask the optimizers
     fed = fitted(lambda: feed(step, places, reference.plain.shelf)) if alone else Outcome()
-    return FittedRun(outcome, fed, frozenset(unseen), _eps(planned))
+    exact = functools.cache(lambda: reference.first_step_in_float64(lambda: apply_levers(step, planned, levers)))
+    return FittedRun(outcome, fed, frozenset(unseen), _eps(planned), exact)
 
 
 def _once_in_scale(reference: Reference) -> Outcome:

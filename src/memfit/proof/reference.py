@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
 
 import torch
@@ -81,7 +81,16 @@ class Reference:
     @cached_property
     def exact(self) -> Outcome:
         """The first step in float64, with the same random draws; or the reason why not."""
-        return self._in_float64(lambda: observe(self.step, self.places, [map_tensors(_double, self.batches[0])], "gradients", "buffers"))
+        return self.first_step_in_float64()
+
+    def first_step_in_float64(self, around: Callable[[], AbstractContextManager[object]] = nullcontext) -> Outcome:
+        """The same with something around it: levers."""
+
+        def run() -> Outcome:
+            with around():
+                return observe(self.step, self.places, [map_tensors(_double, self.batches[0])], "gradients", "buffers")
+
+        return self._in_float64(run)
 
     @cached_property
     def fed(self) -> Outcome:
