@@ -191,6 +191,9 @@ def test_gradients_gone_inside_backward_are_said_to_be_unseen() -> None:
 
 def test_gradients_behind_a_guard_are_seen_back_to_scale() -> None:
     class Scaled:
+        def begins(self, *part: Any) -> None:
+            """Nothing to prepare."""
+
         def scaled(self, loss: torch.Tensor) -> torch.Tensor:
             return loss * 1024
 
@@ -210,6 +213,9 @@ def test_gradients_behind_a_guard_are_seen_back_to_scale() -> None:
 def test_a_guard_may_look_for_its_scale_first() -> None:
     class Halving:
         scale = 2.0**140  # overflows, until it has been halved a few times
+
+        def begins(self, *part: Any) -> None:
+            """Nothing to prepare."""
 
         def scaled(self, loss: torch.Tensor) -> torch.Tensor:
             return loss * self.scale
