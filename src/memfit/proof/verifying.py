@@ -117,7 +117,7 @@ def _notes(reference: Reference, judgement: Judgement, culprit: str) -> Iterator
     if judgement.exactness == "reordered" and reference.exact.failure:
         yield (
             f"There was no float64 run to compare with: {reference.exact.failure}. Gradients were held to 3 times what a last bit "
-            "more or less in parameters and modules' outputs does to the plain step, or to 1e-3 of their norm."
+            "more or less in parameters and modules' outputs does to the plain step, or to 3e-5 of their norm."
         )
     if judgement.exactness == "bitwise" and reference.found_unsteady:
         yield "Two runs of the plain step differ already, so bits cannot be compared: the fitted one was held to 3 times that distance."
