@@ -13,10 +13,10 @@ from memfit.errors import MemfitError
 from memfit.fingerprint import fingerprint
 from memfit.levers import LEVERS, CannotApply, Lever
 from memfit.levers.saved import table_option
-from memfit.planner.explaining import alternatives, infeasible, loosest, planned_levers
+from memfit.planner.explaining import alternatives, infeasible, planned_levers
 from memfit.planner.proposing import Proposal, Proposals, Proposer, peak_inside
 from memfit.profiling import profile
-from memfit.records import EXACTNESS, Ledger, Option, Plan, PlannedLever
+from memfit.records import EXACTNESS, Ledger, Option, Plan, PlannedLever, loosest
 from memfit.step import Step
 from memfit.units import parse_bytes
 

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -15,6 +15,15 @@ from memfit.errors import RecordError
 
 EXACTNESS = ("bitwise", "reordered", "redrawn", "rounded", "altered")  # from strict to loose
 CATEGORIES = ("parameters", "gradients", "optimizer", "activations", "temporaries", "batch", "other")
+
+
+def loosest(classes: Iterable[str]) -> str:
+    """The class of several things together.
+
+    >>> loosest(["reordered", "bitwise"]), loosest([])
+    ('reordered', 'bitwise')
+    """
+    return max(classes, key=EXACTNESS.index, default="bitwise")
 
 
 class Record:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from memfit.errors import Infeasible
 from memfit.planner.combining import Rewriter
 from memfit.planner.proposing import Proposal, Proposals
-from memfit.records import EXACTNESS, Alternative, Ledger, Option, PlannedLever
+from memfit.records import EXACTNESS, Alternative, Ledger, Option, PlannedLever, loosest
 from memfit.units import format_bytes
 
 _MOST_SHOWN = 5
@@ -47,11 +47,6 @@ def _why_it_lost(loser: Proposal, winner: Proposal) -> str:
     if loser.seconds > winner.seconds * _ALMOST:
         return f"slower by {100 * (loser.seconds / winner.seconds - 1):.0f} %"
     return "no faster, and changes more"
-
-
-def loosest(classes: Sequence[str]) -> str:
-    """The class of a whole plan."""
-    return max(classes, key=EXACTNESS.index, default="bitwise")
 
 
 def infeasible(budget: int, lowest: int, plain: Ledger, allowed: str, reachable: dict[str, int]) -> Infeasible:

@@ -56,6 +56,7 @@ class Proposer:
 
     def __init__(self, ledger: Ledger, levers: Mapping[str, Rewriter], allowed: str, speeds: Speeds, disk: bool = True) -> None:
         self.speeds, self.disk = speeds, disk
+        self.tables = "saved" in levers
         self.combinations = list(combinations(ledger, levers, allowed))
         self._searches: dict[int, Search] = {}
         self._seconds: dict[int, float] = {}
@@ -96,7 +97,8 @@ class Proposer:
     def _weigh(self, place: int, limit: Limit, seconds: float, result: Proposals) -> None:
         search, combination = self._search(place), self.combinations[place]
         fixed, unsure = beside_the_peak(combination.ledger)
-        table = search.fastest(limit(combination.ledger), seconds)
+        most = limit(combination.ledger)
+        table = search.fastest(most, seconds) if self.tables or search.plain.peak <= most else None
         for found in {id(t): t for t in (table, search.lowest()) if t is not None}.values():
             whole = self._base(place) + found.seconds * combination.repeats
             proposal = Proposal(combination, found, whole, fixed + int(found.peak * unsure))

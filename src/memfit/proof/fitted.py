@@ -18,7 +18,7 @@ from memfit.proof.observing import Outcome, feed, observe
 from memfit.proof.reference import Reference
 from memfit.proof.rules import RULES, FittedRun
 from memfit.proof.shelf import Key
-from memfit.records import EXACTNESS, PlannedLever
+from memfit.records import PlannedLever, loosest
 
 _SCALES = 16  # a scale that is halved so often is right for any type
 
@@ -39,20 +39,11 @@ class Judgement:
 
 def judge(reference: Reference, planned: Sequence[PlannedLever], levers: Mapping[str, Lever]) -> Judgement:
     """Run the step with these levers and compare it with the reference, by the rule of the loosest of them."""
-    exactness = loosest(planned)
+    exactness = loosest(lever.exactness for lever in planned)
     run = _run(reference, planned, levers)
     if failure := run.outcome.failure or run.fed.failure:
         return Judgement(exactness, run, (Check("run", f"the fitted step {failure}", float("inf"), 0.0),))
     return Judgement(exactness, run, tuple(RULES[exactness](reference, run)))
-
-
-def loosest(planned: Sequence[PlannedLever]) -> str:
-    """The class of a plan: that of its loosest lever.
-
-    >>> loosest([PlannedLever("saved", "", "bitwise"), PlannedLever("microbatch", "", "reordered")])
-    'reordered'
-    """
-    return max((lever.exactness for lever in planned), key=EXACTNESS.index, default="bitwise")
 
 
 def _run(reference: Reference, planned: Sequence[PlannedLever], levers: Mapping[str, Lever]) -> FittedRun:
@@ -74,7 +65,8 @@ def _run(reference: Reference, planned: Sequence[PlannedLever], levers: Mapping[
     reference.plain  # noqa: B018  # it comes first: what it gives is needed below
     reference.progress("running the fitted step")
     outcome = fitted(trained)
-    alone = loosest(planned) != "bitwise" and not outcome.failure  # equal bits of everything leave nothing to ask the optimizers
+    exactness = loosest(lever.exactness for lever in planned)
+    alone = exactness != "bitwise" and not outcome.failure  # equal bits of everything leave nothing to ask the optimizers
     fed = fitted(lambda: feed(step, places, reference.plain.shelf)) if alone else Outcome()
     exact = functools.cache(lambda: reference.first_step_in_float64(lambda: apply_levers(step, planned, levers)))
     return FittedRun(outcome, fed, frozenset(unseen), _eps(planned), exact)

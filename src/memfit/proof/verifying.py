@@ -13,10 +13,10 @@ from memfit.levers import LEVERS, Lever
 from memfit.proof.checks import worst_of
 from memfit.proof.culprit import culprit_of
 from memfit.proof.determinism import deterministic
-from memfit.proof.fitted import Judgement, judge, loosest
+from memfit.proof.fitted import Judgement, judge
 from memfit.proof.fitting_sample import levers_for, sample_inside
 from memfit.proof.reference import Reference
-from memfit.records import Plan, Verdict, Worst
+from memfit.records import Plan, Verdict, Worst, loosest
 from memfit.step import Step
 
 _BY_DESIGN = {
@@ -50,7 +50,7 @@ def verify(
     """
     started = time.perf_counter()
     refuse_another_step(step, plan)
-    claimed = loosest(plan.levers)
+    claimed = loosest(lever.exactness for lever in plan.levers)
     sample = sample_inside(step, limit_bytes, wants_float64=claimed == "reordered")
     planned, unsaid = levers_for(plan.levers, step.batch_size, sample.step.batch_size)
     reference = Reference(sample.step, steps, sample.float64, progress)
