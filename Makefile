@@ -21,7 +21,7 @@ $(VENV)/memfit: $(VENV)/torch pyproject.toml
 	@touch $@
 
 $(VENV)/everything: $(VENV)/memfit
-	$(PIP) install -q -c constraints.txt -e ".[test,models]"
+	$(PIP) install -q -c constraints.txt -e ".[test,models,recipes]"
 	@touch $@
 
 demo: $(VENV)/memfit  ## set up, then fit a 3D autoencoder that needs several GiB into a fraction, prove it and run it

@@ -1,0 +1,41 @@
+"""`--budget`: the same training loop, as it was written or fitted by memfit."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import Any
+
+from rich.console import Console
+
+import memfit
+from memfit.units import format_bytes
+
+Train = Callable[[Any], float | dict[str, float]]
+
+
+def add_budget_flags(parser: argparse.ArgumentParser) -> None:
+    """`--budget` and `--allow`, alike in every recipe."""
+    parser.add_argument("--budget", default="none", help="what the process may take, as in 4GiB; none is the original training (default)")
+    parser.add_argument("--allow", default="reordered", help="the loosest exactness memfit may use: bitwise, reordered, rounded, altered")
+
+
+def training_call(step: memfit.Step, budget: str, allow: str, console: Console) -> Train:
+    """`call(batch)` trains one step and gives its loss, or each phase's by name: the original, or the fitted one."""
+    if budget == "none":
+        return _plain(step)
+    with console.status("memfit: profiling") as status:
+        fitted = memfit.fit(step, budget, allow=allow, progress=lambda words: status.update(f"memfit: {words}"))
+    used = " + ".join(f"{lever.name} ({lever.option})" for lever in fitted.plan.levers) or "nothing to do, it fits as it is"
+    sizes = f"{format_bytes(fitted.baseline.process_bytes)} → {format_bytes(fitted.plan.predicted_process_bytes)} predicted"
+    proof = "proven" if fitted.verdict.equivalent else "not the same training"
+    console.print(f"memfit: {used}; {sizes}; {fitted.verdict.exactness}, {proof}")
+    return fitted
+
+
+def _plain(step: memfit.Step) -> Train:
+    def train(batch: Any) -> float | dict[str, float]:
+        losses = {name: float(loss) for name, loss in step.run(batch).items()}
+        return losses if step.phases else losses[""]
+
+    return train

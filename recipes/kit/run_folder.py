@@ -1,0 +1,62 @@
+"""A run's folder: a CSV log, the last checkpoint, pictures; and how a run goes on where it stopped."""
+
+from __future__ import annotations
+
+import csv
+import os
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+
+class Stateful(Protocol):
+    """A model, an optimizer, a scheduler, a scaler."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What it has to remember."""
+
+    def load_state_dict(self, state: dict[str, Any], /) -> Any:
+        """Remember it."""
+
+
+class RunFolder:
+    """`log.csv`, `last.pt` and PNG pictures in one directory."""
+
+    def __init__(self, path: Path, parts: dict[str, Stateful], resume: bool = False) -> None:
+        self.path, self.parts = path, parts
+        path.mkdir(parents=True, exist_ok=True)
+        self._log = path / "log.csv"
+        if not resume:
+            self._log.unlink(missing_ok=True)
+
+    def log(self, **values: object) -> None:
+        """One row of `log.csv`; the first row's names are its header."""
+        new = not self._log.exists()
+        with self._log.open("a", newline="") as file:
+            writer = csv.DictWriter(file, list(values))
+            if new:
+                writer.writeheader()
+            writer.writerow(values)
+
+    def save(self, epoch: int, name: str = "last.pt") -> Path:
+        """Everything the next epoch depends on, random state included; a crash while writing leaves the old file."""
+        state = {"epoch": epoch, "random": torch.get_rng_state(), **{part: it.state_dict() for part, it in self.parts.items()}}
+        path, unfinished = self.path / name, self.path / f"{name}.unfinished"
+        torch.save(state, unfinished)
+        os.replace(unfinished, path)
+        return path
+
+    def resume(self, name: str = "last.pt") -> int:
+        """Load the last checkpoint; the number of epochs done."""
+        path = self.path / name
+        if not path.exists():
+            raise SystemExit(f"There is nothing to resume: {path} does not exist. Leave out --resume, or name the run's folder.")
+        state = torch.load(path, weights_only=True)
+        missing = [part for part in self.parts if part not in state]
+        if missing:
+            raise SystemExit(f"{path} has no {', '.join(missing)}: it was saved by another kind of run.")
+        for part, it in self.parts.items():
+            it.load_state_dict(state[part])
+        torch.set_rng_state(state["random"])
+        return int(state["epoch"])
