@@ -1,0 +1,86 @@
+"""What frontier.py found, as tables and as a picture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+_HEADER = ("way", "peak", "of eager", "CPU time", "gradients", "inside its limit", "set-up")
+_COLOURS = {"memfit": "#0b7a75", "eager": "#222222", "checkpoint": "#d1495b", "save_on_cpu": "#8d99ae"}
+_COLOURS |= {"micro-batching": "#edae49", "aot_eager": "#6a4c93", "inductor": "#1982c4"}
+_LONGEST_NAME = 70
+
+
+def cells(way: dict[str, Any], eager: dict[str, Any]) -> list[str]:
+    """A way as words."""
+    name = f"memfit: {way['name']}" if way["family"] == "memfit" else way["name"]
+    inside = "" if way["limit"] is None else "yes" if way["peak"] <= way["limit"] else "NO"
+    set_up = f"{way['set_up_seconds']:.0f} s" if way["family"] in ("memfit", "aot_eager", "inductor") else ""
+    share, slower = f"{way['peak'] / eager['peak']:.3f}", f"{way['seconds'] / eager['seconds']:.2f}"
+    return [name[:_LONGEST_NAME], f"{way['peak'] / 2**20:.0f} MiB", share, slower, way["gradients"], inside, set_up]
+
+
+def table_of(ways: list[dict[str, Any]]) -> Table:
+    """For the terminal."""
+    table = Table(*_HEADER)
+    for way in ways:
+        table.add_row(*cells(way, ways[0]))
+    return table
+
+
+def dominated(ways: list[dict[str, Any]]) -> list[str]:
+    """memfit's points that an eager or aot_eager peer with right gradients beats in both peak and time."""
+    rivals = [w for w in ways if w["family"] not in ("memfit", "inductor") and "WRONG" not in w["gradients"]]
+    return [
+        f"{mine['name']} by {rival['name']}"
+        for mine in ways
+        for rival in rivals
+        if mine["family"] == "memfit" and rival["peak"] <= mine["peak"] and rival["seconds"] < mine["seconds"]
+    ]
+
+
+def write_report(results: dict[str, list[dict[str, Any]]], folder: Path) -> None:
+    """frontier.md with every row, frontier.svg with every model."""
+    lines = [
+        "# Peak against time",
+        "",
+        "Written by `make bench-frontier`; peaks above what was there before, CPU time as a ratio to eager's.",
+        "",
+    ]
+    for model, ways in results.items():
+        lines += [f"## {model}", "", "| " + " | ".join(_HEADER) + " |", "|" + "---|" * len(_HEADER)]
+        lines += ["| " + " | ".join(cells(way, ways[0])) + " |" for way in ways]
+        beaten = dominated(ways)
+        lines += ["", "Beaten in both by an eager or aot_eager peer: " + ("; ".join(beaten) if beaten else "none of memfit's points."), ""]
+    (folder / "frontier.md").write_text("\n".join(lines))
+    draw(results, folder / "frontier.svg")
+
+
+def draw(results: dict[str, list[dict[str, Any]]], path: Path) -> None:
+    """A panel a model: peak against time, both as shares of eager's; wrong gradients are crossed out."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, len(results), figsize=(4.2 * len(results), 4), squeeze=False, layout="constrained")
+    for axis, (model, ways) in zip(axes[0], results.items(), strict=True):
+        for family, colour in _COLOURS.items():
+            points = sorted(
+                (w["peak"] / ways[0]["peak"], w["seconds"] / ways[0]["seconds"], "WRONG" in w["gradients"])
+                for w in ways
+                if w["family"] == family
+            )
+            right = [p for p in points if not p[2]]
+            axis.plot(
+                [p[0] for p in right], [p[1] for p in right], "-o" if family == "memfit" else "o", color=colour, label=family, markersize=5
+            )
+            axis.plot([p[0] for p in points if p[2]], [p[1] for p in points if p[2]], "x", color=colour, markersize=7)
+        axis.set(title=model, xlabel="peak, of eager's", xlim=(0, 1.1))
+        axis.grid(alpha=0.3)
+    axes[0][0].set_ylabel("CPU time, of eager's (x: wrong gradients)")
+    axes[0][-1].legend(fontsize=8)
+    figure.savefig(path)
+    pyplot.close(figure)
