@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 TORCH := torch==2.13.0$(if $(filter Linux,$(shell uname -s)),+cpu)
 TORCH_INDEX := https://download.pytorch.org/whl/cpu
 
-.PHONY: help demo test lint bench-accuracy bench-frontier bench-simulation workspaces clean
+.PHONY: help demo test lint bench-accuracy bench-frontier bench-simulation workspaces recipes clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -45,6 +45,10 @@ bench-simulation: $(VENV)/everything  ## the time a simulation takes, against to
 
 workspaces: $(VENV)/everything  ## measure again what operators take inside, over the benchmark's models
 	$(BIN)/python benchmarks/workspaces.py
+
+RECIPES := conditional_unet radar_vae pixel_loss volume_autoencoder cifar10
+recipes: $(VENV)/everything  ## measure the five recipes again and write their tables (about an hour; DATA=DIR has the real data)
+	for recipe in $(RECIPES); do $(BIN)/python recipes/$$recipe/table.py $(if $(DATA),--data-dir $(DATA)) || exit 1; done
 
 clean:  ## remove the environment
 	rm -rf $(VENV)

@@ -52,6 +52,7 @@ def test_imports_keep_to_the_rooms(path: Path) -> None:
     assert not forbidden(room, path.read_text())
     if room not in ("commands", "__main__"):
         assert not any(name.startswith("memfit.commands") for name in imports_of(path.read_text()))
+    assert not any(name.split(".")[0] == "recipes" for name in imports_of(path.read_text()))
 
 
 def test_the_import_rule_can_fail() -> None:
