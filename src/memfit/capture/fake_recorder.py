@@ -28,6 +28,8 @@ class FakeRecorder(Recorder):
                 return func(*args, **kwargs)
             except DataDependentOutputException:
                 return 1.0
+        if func is _GROUPED:
+            return _grouped_product(*args, **kwargs)
         out = func(*args, **kwargs)
         return _of_real_dtypes(func, args, out) if func in _MIXED_NORMS else out
 
@@ -41,6 +43,19 @@ _MIXED_NORMS = {
     aten.native_batch_norm_backward.default: (1, 2, 2),
 }
 """Where a real kernel takes the dtype of each output from, by argument; a fake one promotes them to a common dtype."""
+
+
+_GROUPED = getattr(getattr(aten, "_grouped_mm", None), "default", object())  # newer than the oldest torch we work with
+
+
+def _grouped_product(first: Any, second: Any, offs: Any = None, bias: Any = None, out_dtype: Any = None) -> Any:
+    """Products of groups of rows (2D by 3D), of columns (3D by 2D), of what is summed (2D by 2D), or of a batch (3D by 3D).
+
+    torch's fake kernel takes bfloat16 alone, the CPU's own any dtype.
+    """
+    by_rows, by_columns = first.dim() == 2, second.dim() == 2
+    groups = () if by_rows != by_columns else (offs.numel() if by_rows else first.shape[0],)
+    return first.new_empty((*groups, first.shape[-2], second.shape[-1]), dtype=out_dtype or first.dtype)
 
 
 def _of_real_dtypes(func: Any, args: tuple[Any, ...], outputs: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -75,6 +75,25 @@ def test_a_model_on_the_meta_device() -> None:
     assert all(p.device.type == "meta" for p in net.parameters())
 
 
+class Experts(torch.nn.Module):
+    """Rows sorted by expert, one matrix each, as mixtures of experts have them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(3, 64, 32))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        ends = torch.tensor([4, 8, 12], dtype=torch.int32)
+        return torch._grouped_mm(x * 2, self.weight, offs=ends) * torch.ones(12, 32)
+
+
+@pytest.mark.skipif(not hasattr(torch, "_grouped_mm"), reason="this torch has no grouped products")
+def test_products_of_groups_in_float32_are_simulated_as_they_run() -> None:
+    net = Experts()
+    step = Step(net, lambda model, x: model(x).square().mean(), torch.optim.SGD(net.parameters(), 0.1), torch.randn(12, 64))
+    assert memfit.profile(step, simulate=True).peak_bytes == memfit.profile(step).peak_bytes
+
+
 def test_an_optimizer_of_unknown_make_is_warmed_up() -> None:
     class Thrifty(torch.optim.Optimizer):
         """Its first step is unlike the others: it keeps a state only from then on."""
