@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -59,7 +61,7 @@ def differences(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> list[
 
 
 def furniture(step: Step) -> list[Any]:
-    """What an undo has to leave as it was: keys, hooks, flags, what levers hang on the step."""
+    """What an undo has to leave as it was: keys, hooks, flags, what levers hang on the step; the loader, and what the allocator is told."""
     modules = [m for model in step.models.values() for m in model.modules()]
     parameters = [p for model in step.models.values() for p in model.parameters()]
     return [
@@ -70,4 +72,7 @@ def furniture(step: Step) -> list[Any]:
         [[{k: v for k, v in g.items() if k != "params"} for g in o.param_groups] for o in step.optimizers],
         [[id(p) for g in o.param_groups for p in g["params"]] for o in step.optimizers],
         {name: list(value) if isinstance(value, list) else value for name, value in vars(step.running).items()},
+        [id(getattr(step, field.name)) for field in fields(step)],
+        sorted((name, value) for name, value in vars(step.loader).items() if isinstance(value, int)) if step.loader else [],
+        {name: value for name, value in os.environ.items() if "ALLOC" in name},
     ]

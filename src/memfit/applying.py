@@ -29,7 +29,7 @@ def apply_levers(step: Step, planned: Iterable[PlannedLever], levers: Mapping[st
     undo = Undo()
     try:
         for lever in planned:
-            undo.then(_known(lever.name, levers).apply(step, _option(lever)))
+            undo.then(_known(lever.name, levers).apply(step, option_of(lever)))
     except BaseException:
         undo()
         raise
@@ -42,5 +42,6 @@ def _known(name: str, levers: Mapping[str, Lever]) -> Lever:
     return levers[name]
 
 
-def _option(lever: PlannedLever) -> Option:
+def option_of(lever: PlannedLever) -> Option:
+    """The option that a row of a plan was made from."""
     return Option(lever.name, lever.option, lever.exactness, lever.settings, lever.why)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from memfit.applying import apply_plan
 from memfit.errors import MemfitError
 from memfit.levers import LEVERS, Lever, Undo
+from memfit.planning import is_measured_as_a_whole, rewritten_by
 from memfit.planning import plan as plan_for
 from memfit.profiling import profile
 from memfit.proof import require, verify
@@ -41,6 +43,22 @@ class Fitted:
         self._refuse_after_undo()
         self._refuse_backward_alone()
         return float(self.step.differentiate(self.step.all_phases[0], batch))
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed training needs beside the states of models, optimizers and schedulers: the scale of float16 losses."""
+        guard = self.step.running.guard
+        return {} if guard is None else {"guard": guard.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on with what `state_dict` gave; a step fitted in another way is refused."""
+        guard = self.step.running.guard
+        if (guard is None) != ("guard" not in state):
+            here, there = ("no", "one") if guard is None else ("a", "none")
+            raise MemfitError(
+                f"This fitted step has {here} guard of its losses, and the saved one had {there}: fit it with the plan it had."
+            )
+        if guard is not None:
+            guard.load_state_dict(state["guard"])
 
     def undo(self) -> None:
         """Take the levers off again; what was trained meanwhile stays. Called again, it does nothing."""
@@ -94,8 +112,15 @@ def fit(
         require(verdict)
     undo = apply_plan(step, plan, levers)
     try:
-        ledger = profile(step, simulate=True, progress=progress) if plan.levers else baseline
+        ledger = _fitted_ledger(step, plan, baseline, levers, progress)
     except BaseException:
         undo()
         raise
     return Fitted(step, plan, verdict, baseline, ledger, undo)
+
+
+def _fitted_ledger(step: Step, plan: Plan, baseline: Ledger, levers: Mapping[str, Lever], progress: Callable[[str], None]) -> Ledger:
+    """Compiled code does not run under a recorder: there, what was measured before is what is known."""
+    if is_measured_as_a_whole(plan):
+        return rewritten_by(baseline, plan.levers, levers)
+    return profile(step, simulate=True, progress=progress) if plan.levers else baseline

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from memfit.applying import apply_levers
+from memfit.applying import apply_levers, option_of
 from memfit.capture.speeds import speeds_here
 from memfit.errors import MemfitError
 from memfit.fingerprint import fingerprint
@@ -88,7 +88,9 @@ class _Planning:
         raise infeasible(self.budget, lowest, self.plain, self.allow, self._reachable(proposals, lowest))
 
     def _captured(self, options: tuple[Option, ...]) -> Ledger | None:
-        """The fitted step's own ledger; None where a lever refuses this step."""
+        """The fitted step's own ledger; None where a lever refuses this step. What was measured as a whole needs no capture."""
+        if any("measured_peak_bytes" in option.settings for option in options):
+            return rewritten_by(self.plain, rows_of(options), self.levers)
         try:
             with apply_levers(self.step, rows_of(options), self.levers):
                 return profile(self.step, simulate=True, device=self.device)
@@ -140,6 +142,18 @@ def options_of(proposal: Proposal) -> tuple[Option, ...]:
         return proposal.combination.options
     why = "made again, packed or put away until backward needs them"
     return (*proposal.combination.options, table_option(trace, ops, f"{len(ops)} results not kept", why))
+
+
+def is_measured_as_a_whole(plan: Plan) -> bool:
+    """Whether a plan's peak was measured before it was planned: a compiler's can be known in no other way."""
+    return any("measured_peak_bytes" in lever.settings for lever in plan.levers)
+
+
+def rewritten_by(ledger: Ledger, planned: Sequence[PlannedLever], levers: Mapping[str, Lever]) -> Ledger:
+    """The ledger that a plan's levers make of a plain step's, one after the other."""
+    for lever in planned:
+        ledger = levers[lever.name].rewrite(ledger, option_of(lever))
+    return ledger
 
 
 def rows_of(options: Sequence[Option]) -> list[PlannedLever]:

@@ -38,6 +38,14 @@ class Guard(Protocol):
     def lets_step(self, phase: str, optimizers: Sequence[Optimizer]) -> bool:
         """After all gradients of a phase are there: bring them back to scale; False skips this step."""
 
+    def state_dict(self) -> dict[str, Any]:
+        """What it has learned, in plain numbers: a training that is resumed goes on with it."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on with what another had learned."""
+        return
+
 
 @dataclass
 class Running:

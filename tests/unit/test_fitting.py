@@ -11,8 +11,8 @@ import torch
 import memfit
 from memfit import fitting
 from memfit.errors import Infeasible, MemfitError, NotEquivalent
-from memfit.levers import Undo
-from memfit.records import Plan
+from memfit.levers import LEVERS, Undo
+from memfit.records import Option, Plan
 from memfit.running import Running
 from memfit.step import Step
 from small_levers import CHECKPOINT, NOTHING, SPLIT, WRONG, SmallLever, plan_of
@@ -199,3 +199,18 @@ def test_an_impossible_budget_raises_and_changes_nothing() -> None:
     with pytest.raises(Infeasible, match=r"This step does not fit 1\.00 MiB: the lowest that can be reached"):
         memfit.fit(step, "1MiB")
     assert step.running == Running() and same(state_of(step), before)
+
+
+def test_what_a_resume_needs_is_told_and_another_plan_s_refused() -> None:
+    plain = memfit.fit(dense(), ENOUGH)
+    assert plain.state_dict() == {}
+    plain.load_state_dict({})
+    with pytest.raises(MemfitError) as caught:
+        plain.load_state_dict({"guard": {}})
+    assert str(caught.value) == "This fitted step has no guard of its losses, and the saved one had one: fit it with the plan it had."
+    with LEVERS["precision"].apply(plain.step, Option("precision", "", "rounded", {"dtype": "bfloat16"})):
+        state = plain.state_dict()
+        assert state == {"guard": {"skipped": 0, "scales": {}}}
+        plain.load_state_dict(state)
+        with pytest.raises(MemfitError, match="has a guard of its losses, and the saved one had none"):
+            plain.load_state_dict({})

@@ -29,24 +29,33 @@ _BUDGETS = (1.0, 0.5)  # of what the compiler would keep by itself; lower ones w
 
 
 class CompileLever:
-    """Counts only once it was measured: nobody can tell beforehand what a compiler makes of a model."""
+    """Counts only once it was measured: nobody can tell beforehand what a compiler makes of a model, alone or beside another lever."""
 
     name = "compile"
     exactness = "reordered"
-    needs = "a C++ compiler (CPU) or Triton (CUDA)"
-    excludes = frozenset({"saved"})  # under its dispatch mode, compiled code is not used at all
+    needs = "a C++ compiler (CPU) or Triton (CUDA), and a measurement: memfit.compiling"
+    excludes = frozenset(  # saved's dispatch mode would not let compiled code run; beside the others nothing was measured
+        {"saved", "microbatch", "chunk", "precision", "attention", "outer_product", "optimizer", "loader", "allocator", "architecture"}
+    )
 
-    def options(self, ledger: Ledger) -> Sequence[Option]:
-        """The whole models or their repeated blocks, with and without a budget for what is kept for backward."""
+    def __init__(self, measured: Sequence[Option] = ()) -> None:
+        self._measured = tuple(measured)
+
+    def candidates(self, ledger: Ledger) -> Sequence[Option]:
+        """What could be tried: the whole models or their repeated blocks, with and without a budget for what is kept for backward."""
         return tuple(_options(trace_of(ledger))) if compiler_found(ledger.device) else ()
 
+    def options(self, ledger: Ledger) -> Sequence[Option]:
+        """Those that were measured and proven; `memfit.compiling.measured_compile` does both."""
+        return self._measured
+
     def rewrite(self, ledger: Ledger, option: Option) -> Ledger:
-        """What was measured and put into the option's settings: `measured_peak_bytes` and `measured_seconds`."""
+        """What was measured and put into the option's settings."""
         peak, seconds = (option.settings.get(name) for name in ("measured_peak_bytes", "measured_seconds"))
         if peak is None or seconds is None:
             raise MemfitError(
-                f"What {option.name!r} takes is not known yet: a compiler's memory cannot be predicted. Run it once and put "
-                "measured_peak_bytes and measured_seconds into the option's settings."
+                f"What {option.name!r} takes is not known yet: a compiler's memory cannot be predicted. Let "
+                "memfit.compiling.measured_compile run it, and plan with the lever it gives."
             )
         return rewritten(ledger, replace(_as_one_op(trace_of(ledger), peak), step_seconds=seconds))
 
@@ -136,5 +145,5 @@ def _as_one_op(trace: Trace, peak: int) -> Trace:
     """A step of which only the peak is known: what is there from the start, and the rest at once."""
     fixed = tuple(s for s in trace.storages if s.born < 0)
     rest = Storage(max(0, peak - sum(s.bytes for s in fixed)), 0, 0)
-    op = Op("compiled step", "forward", "", "", "", (), (len(fixed),))
+    op = Op("memfit.compiled_step.default", "forward", "", "", "", (), (len(fixed),))
     return replace(trace, ops=(op,), storages=(*fixed, rest), saved=(Saved(len(fixed), 0, 0),), calls=())

@@ -106,6 +106,18 @@ class FiniteGuard:
         warnings.warn(self._told(phase, run, optimizers, scaler), stacklevel=4)
         return False
 
+    def state_dict(self) -> dict[str, Any]:
+        """The scale of each phase's losses, and how many steps were skipped."""
+        scales = {phase: scaler.state_dict() for (phase, kind), scaler in self._scalers.items() if kind is torch.Tensor}
+        return {"skipped": self.skipped, "scales": scales}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on at these scales."""
+        self.skipped = state["skipped"]
+        for phase, scale in state["scales"].items():
+            scaler = self._scalers[phase, torch.Tensor] = torch.amp.GradScaler(self._device)
+            scaler.load_state_dict(scale)
+
     def _put_back(self, run: _Run) -> None:
         with torch.no_grad():
             for buffer, before in run.buffers:

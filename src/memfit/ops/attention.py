@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
+from memfit.ops.bits import rows_packed_away, unpacked_rows
+
 HALF = (torch.float16, torch.bfloat16)
 Attend = Callable[..., torch.Tensor]  # called like scaled_dot_product_attention
 _fused = torch.nn.functional.scaled_dot_product_attention
@@ -117,30 +119,7 @@ def attention_with_sums(
 def _drawn(query: torch.Tensor, key: torch.Tensor, dropout: float) -> torch.Tensor:
     """Which entries of the map dropout keeps, eight to a byte."""
     shape = (*query.shape[:-1], key.shape[-2])
-    return packed(torch.empty(shape, dtype=torch.bool, device=query.device).bernoulli_(1 - dropout))
-
-
-def packed(bits: torch.Tensor) -> torch.Tensor:
-    """Booleans as bits, the last dimension filled up to a multiple of eight.
-
-    >>> packed(torch.tensor([True, False, True])).tolist()
-    [5]
-    """
-    wide = torch.nn.functional.pad(bits, (0, -bits.shape[-1] % 8)).view(*bits.shape[:-1], -1, 8).view(torch.uint8)
-    out = wide[..., 0].clone()
-    for place in range(1, 8):
-        out |= wide[..., place] << place
-    return out
-
-
-def unpacked(bits: torch.Tensor, length: int) -> torch.Tensor:
-    """What `packed` packed.
-
-    >>> unpacked(torch.tensor([5], dtype=torch.uint8), 3).tolist()
-    [True, False, True]
-    """
-    places = torch.arange(8, dtype=torch.uint8, device=bits.device)
-    return ((bits.unsqueeze(-1) >> places) & 1).bool().flatten(-2)[..., :length]
+    return rows_packed_away(torch.empty(shape, dtype=torch.bool, device=query.device).bernoulli_(1 - dropout))
 
 
 class _Chunked(torch.autograd.Function):
@@ -238,7 +217,7 @@ def _differentiate_part(
 
 
 def _lost(keep: torch.Tensor, part: slice, key: torch.Tensor) -> torch.Tensor:
-    return unpacked(keep[..., part, :], key.shape[-2]).logical_not_()
+    return unpacked_rows(keep[..., part, :], key.shape[-2]).logical_not_()
 
 
 def rows_for(length: int) -> int:

@@ -35,3 +35,24 @@ def unpacked(bits: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
     """
     spread = _SPREAD.to(bits.device).index_select(0, bits.int())
     return spread.view(torch.bool)[: math.prod(shape)].view(tuple(shape))
+
+
+def rows_packed_away(mask: torch.Tensor) -> torch.Tensor:
+    """The same with every row of the last dimension in bytes of its own, so that rows can be taken out of what is packed.
+
+    >>> rows_packed_away(torch.tensor([[True, False, True], [False, True, False]])).tolist()
+    [[5], [2]]
+    """
+    missing = -mask.shape[-1] % 8
+    whole = torch.nn.functional.pad(mask, (0, missing)) if missing else mask
+    return packed_away(whole).view(*mask.shape[:-1], -1)
+
+
+def unpacked_rows(bits: torch.Tensor, length: int) -> torch.Tensor:
+    """Some or all of the rows that `rows_packed_away` was given, each `length` long.
+
+    >>> unpacked_rows(torch.tensor([[5]], dtype=torch.uint8), 3).tolist()
+    [[True, False, True]]
+    """
+    whole = unpacked(bits.reshape(-1), (*bits.shape[:-1], 8 * bits.shape[-1]))
+    return whole[..., :length]

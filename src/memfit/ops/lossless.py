@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+
+from memfit.ops.bits import packed_away, unpacked
 
 Unpack = Callable[[], torch.Tensor]
 _WHOLE_NUMBERS = (torch.int64, torch.int32, torch.int16)
@@ -36,21 +38,24 @@ def packed(tensor: torch.Tensor) -> Unpack | None:
 
 
 def _to_bits(flat: torch.Tensor, high: torch.Tensor | None = None) -> torch.Tensor | None:
-    """Eight flags to a byte: flag i is bit (i // length) of byte (i % length), so that no step needs more than an eighth.
+    """The flags as bits, made in eight pieces so that no step needs more than an eighth of them.
 
     `high` makes flags of values that are zero or high; None comes back if others are among them.
     """
-    length = -(-flat.numel() // 8)
-    bits = torch.zeros(length, dtype=torch.uint8, device=flat.device)
-    for place in range(8):
-        piece = flat[place * length : (place + 1) * length]
-        if high is not None:
-            flags = piece == high
-            if not _certainly((flags | (piece == 0)) & ~torch.signbit(piece)):
-                return None
-            piece = flags
-        bits[: piece.numel()] |= piece.view(torch.uint8) << place
+    bits = torch.empty(-(-flat.numel() // 8), dtype=torch.uint8, device=flat.device)
+    for start, stop in _pieces(flat.numel()):
+        piece = flat[start:stop]
+        flags = piece.clone() if high is None else piece == high  # packing uses them up
+        if high is not None and not _certainly((flags | (piece == 0)) & ~torch.signbit(piece)):
+            return None
+        bits[start // 8 : -(-stop // 8)] = packed_away(flags)
     return bits
+
+
+def _pieces(count: int) -> Iterator[tuple[int, int]]:
+    """Eighths of a flat tensor, in whole bytes of bits."""
+    length = 8 * -(-count // 64)
+    return ((start, min(start + length, count)) for start in range(0, count, length))
 
 
 def _certainly(conditions: torch.Tensor) -> bool:
@@ -60,10 +65,8 @@ def _certainly(conditions: torch.Tensor) -> bool:
 
 def _from_bits(bits: torch.Tensor, count: int, dtype: torch.dtype) -> torch.Tensor:
     flags = torch.empty(count, dtype=dtype, device=bits.device)
-    length = bits.numel()
-    for place in range(8):
-        piece = flags[place * length : (place + 1) * length]
-        piece.copy_((bits[: piece.numel()] >> place) & 1)
+    for start, stop in _pieces(count):
+        flags[start:stop] = unpacked(bits[start // 8 : -(-stop // 8)], (stop - start,))
     return flags
 
 

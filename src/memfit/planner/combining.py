@@ -8,7 +8,7 @@ from typing import Protocol
 
 from memfit.records import EXACTNESS, Ledger, Option
 
-ORDER = ("architecture", "attention", "outer_product", "precision", "loader", "allocator", "optimizer", "chunk", "microbatch")
+ORDER = ("architecture", "attention", "outer_product", "precision", "loader", "allocator", "optimizer", "chunk", "microbatch", "compile")
 _FEW = {"allocator": 1, "loader": 2, "attention": 2, "outer_product": 1, "optimizer": 2, "precision": 1}  # options weighed of each
 _MOST = 60  # combinations: beyond, later ones are as good as never the fastest
 
@@ -34,6 +34,11 @@ class Combination:
     options: tuple[Option, ...]
     ledger: Ledger
     repeats: int = 1  # how often the ledger's line runs in a step: micro-batches
+
+    @property
+    def slowdown(self) -> float | None:
+        """Of a combination that was measured as a whole: its time beside the plain step's. No table joins it."""
+        return next((o.settings["measured_slowdown"] for o in self.options if "measured_slowdown" in o.settings), None)
 
 
 def combinations(ledger: Ledger, levers: Mapping[str, Rewriter], allowed: str) -> Iterator[Combination]:

@@ -81,6 +81,8 @@ class Proposer:
         """Seconds of a step with a combination on, and no table; every part of a batch costs a little by itself."""
         if place not in self._seconds:
             combination = self.combinations[place]
+            if combination.slowdown is not None:
+                return self._base(0) * combination.slowdown
             assert combination.ledger.trace is not None  # rewritten ledgers carry theirs
             seconds = seconds_of(combination.ledger.trace, self.speeds)
             extra = len(seconds) * _SECONDS_OF_A_PART if combination.repeats > 1 else 0.0
@@ -98,8 +100,11 @@ class Proposer:
         search, combination = self._search(place), self.combinations[place]
         fixed, unsure = beside_the_peak(combination.ledger)
         most = limit(combination.ledger)
-        table = search.fastest(most, seconds) if self.tables or search.plain.peak <= most else None
-        for found in {id(t): t for t in (table, search.lowest()) if t is not None}.values():
+        tables = self.tables and combination.slowdown is None
+        untouched = Table({}, search.plain.peak, 0.0)
+        table = search.fastest(most, seconds) if tables else untouched if untouched.peak <= most else None
+        lowest = search.lowest() if tables else untouched
+        for found in {id(t): t for t in (table, lowest) if t is not None}.values():
             whole = self._base(place) + found.seconds * combination.repeats
             proposal = Proposal(combination, found, whole, fixed + int(found.peak * unsure))
             result.weigh(proposal)

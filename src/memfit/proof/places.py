@@ -38,11 +38,12 @@ class Places:
         return cls(parameters, buffers)
 
     def gradients(self, step: Step, phase: Phase, kind: str = "gradients") -> Iterator[tuple[Key, torch.Tensor]]:
-        """The parameters that a phase's optimizers train, under the keys of their gradients."""
+        """The parameters that a phase's optimizers train, under the keys of their gradients; those of another model have none."""
         of_phase = f" in {phase.name}" if len(step.all_phases) > 1 else ""
         for optimizer in phase.optimizers:
             for parameter in (p for group in optimizer.param_groups for p in group["params"]):
-                yield Key(kind, f"{self.parameters[parameter]}{of_phase}"), parameter
+                if parameter in self.parameters:
+                    yield Key(kind, f"{self.parameters[parameter]}{of_phase}"), parameter
 
     def shelve_state(self, step: Step, shelf: Shelf) -> None:
         """Everything a training step leaves behind."""

@@ -14,7 +14,7 @@ from memfit.errors import MemfitError
 from memfit.levers.microbatch import MicroBatch
 from memfit.parts import sliced
 from memfit.records import Option
-from memfit.running import Running
+from memfit.running import Guard, Running
 from memfit.step import Step
 
 _TOLERANCES = {torch.float64: 1e-7, torch.float32: 1e-3, torch.float16: 3e-2, torch.bfloat16: 1e-1}
@@ -51,7 +51,7 @@ def why_not_separable(step: Step, option: Option, samples: int = _FEW) -> str:
     return next((told for phase in whole if (told := _told(phase, whole[phase], parts[phase], count))), "")
 
 
-class _Collector:
+class _Collector(Guard):
     """A guard that takes the gradients and lets no optimizer step."""
 
     def __init__(self, step: Step) -> None:

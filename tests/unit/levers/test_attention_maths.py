@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from memfit.ops.attention import attention_in_chunks, attention_with_sums, packed, unpacked
+from memfit.ops.attention import attention_in_chunks, attention_with_sums
 
 MASKS = {
     "none": lambda: None,
@@ -71,9 +71,3 @@ def test_half_precision_and_autocast() -> None:
         ours, theirs = attention_in_chunks(q, k, v, rows=3), F.scaled_dot_product_attention(q, k, v)
     assert ours.dtype is theirs.dtype is torch.bfloat16
     torch.testing.assert_close(ours, theirs, rtol=2e-2, atol=2e-2)
-
-
-@pytest.mark.parametrize("length", [1, 7, 8, 9, 64])
-def test_bits(length: int) -> None:
-    bits = torch.rand(3, 5, length) > 0.5
-    assert torch.equal(unpacked(packed(bits), length), bits)

@@ -8,14 +8,14 @@ from torch import nn
 from torch._dynamo.utils import counters
 from torch._functorch import config as functorch_config
 
-from lever_law import furniture, made, options_of, simulated, state_after
+from lever_law import furniture, made, simulated, state_after
 from memfit import MemfitError, Step
-from memfit.levers import LEVERS, CannotApply
-from memfit.levers.compile import compile_seconds, compiler_found
+from memfit.levers import CannotApply
+from memfit.levers.compile import CompileLever, compile_seconds, compiler_found
 from memfit.records import Option
 from small_steps import transformer
 
-LEVER = LEVERS["compile"]
+LEVER = CompileLever()
 WHOLE = Option("compile", "the whole model", "reordered", {"modules": [""], "budget": 0.5})
 
 
@@ -55,8 +55,8 @@ def test_steps_share_what_is_compiled_but_budgets_do_not() -> None:
     assert [graphs(1.0), graphs(1.0), graphs(0.5)] == [2, 0, 2]  # the first block's input needs no gradient, the second's does
 
 
-def test_options_are_whole_models_and_repeated_blocks() -> None:
-    options = options_of(LEVER, blocks)
+def test_what_could_be_tried_are_whole_models_and_repeated_blocks() -> None:
+    options = {option.name: option for option in LEVER.candidates(simulated(made(blocks)))}
     assert list(options) == ["the whole model", "the whole model, budget 0.5", "each of 2 blocks", "each of 2 blocks, budget 0.5"]
     assert options["each of 2 blocks"].settings["modules"] == ["0", "1"]
     assert all(o.exactness == "reordered" for o in options.values())
@@ -64,11 +64,12 @@ def test_options_are_whole_models_and_repeated_blocks() -> None:
 
 def test_an_option_counts_only_when_it_was_measured() -> None:
     before = simulated(made(transformer))
+    assert LEVER.options(before) == ()
     with pytest.raises(MemfitError) as caught:
         LEVER.rewrite(before, WHOLE)
     assert str(caught.value) == (
-        "What 'the whole model' takes is not known yet: a compiler's memory cannot be predicted. Run it once and put "
-        "measured_peak_bytes and measured_seconds into the option's settings."
+        "What 'the whole model' takes is not known yet: a compiler's memory cannot be predicted. Let "
+        "memfit.compiling.measured_compile run it, and plan with the lever it gives."
     )
     measured = {"measured_peak_bytes": before.peak_bytes - 1000, "measured_seconds": 0.25}
     after = LEVER.rewrite(before, Option("compile", "", "reordered", {**WHOLE.settings, **measured}))
@@ -80,7 +81,7 @@ def test_an_option_counts_only_when_it_was_measured() -> None:
 def test_without_a_compiler_it_is_not_offered_and_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("CXX", raising=False)
-    assert options_of(LEVER, blocks) == {}
+    assert LEVER.candidates(simulated(made(blocks))) == ()
     with pytest.raises(CannotApply) as caught:
         LEVER.apply(made(blocks), WHOLE)
     assert str(caught.value) == "torch.compile needs a C++ compiler, and none was found: install one."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import json
 import warnings
 from typing import Any
 
@@ -250,3 +251,21 @@ def test_where_it_cannot_act_it_says_why(case: str) -> None:
     }
     with pytest.raises(CannotApply, match=words[case]):
         LEVER.apply(step, chosen)
+
+
+def test_a_resumed_training_goes_on_at_its_scale() -> None:
+    guards = []
+    for bad in (True, False):
+        step = exploding()
+        LEVER.apply(step, Option("precision", "", "rounded", {"dtype": "float16"}))
+        step.models[""][3].on = bad
+        guards.append(step.running.guard)
+        if bad:
+            with pytest.warns(UserWarning, match="The loss scale is now 32768"):
+                step.run(step.batch)
+    first, second = guards
+    assert first is not None and second is not None and first.state_dict() != second.state_dict()
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    assert first.state_dict() == second.state_dict()
+    second.begins("", 0, step.batch, {})
+    assert float(second.scaled(torch.ones(()))) == 32768.0

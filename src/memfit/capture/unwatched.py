@@ -1,0 +1,54 @@
+"""A step run for real with nothing but memory events around it: for what does not run as it would under a recorder, as compiled code."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from memfit.batches import tensors_in
+from memfit.capture.memory_events import MemoryEvents, peak_of
+from memfit.capture.rollback import rolled_back
+from memfit.step import Step
+
+_TIMED = 5  # steps, of which the fastest counts
+
+
+@dataclass(frozen=True, slots=True)
+class Unwatched:
+    """What a step took: its peak by torch's memory events, as `Ledger.peak_bytes` has it, and its time."""
+
+    peak_bytes: int
+    seconds: float
+    first_seconds: float  # of the first step, in which compilers work
+
+
+def run_unwatched(step: Step, progress: Callable[[str], None] = lambda words: None) -> Unwatched:
+    """Run the step a few times, look at its memory once, and put everything back."""
+    with rolled_back(step):
+        progress("running a first step")
+        first = _timed(step)
+        with MemoryEvents() as events:
+            for optimizer in step.optimizers:
+                optimizer.zero_grad()
+            before = _held(step)
+            events.marker()
+            step.run(step.batch, schedule=False)
+        progress("timing steps")
+        return Unwatched(before + peak_of(events.sections()[-1]), min(_timed(step) for _ in range(_TIMED)), first)
+
+
+def _timed(step: Step) -> float:
+    started = time.perf_counter()
+    step.run(step.batch, schedule=False)
+    return time.perf_counter() - started
+
+
+def _held(step: Step) -> int:
+    """Bytes that are there before a step: parameters, buffers, states and the batch."""
+    tensors: list[torch.Tensor] = [t for model in step.models.values() for t in (*model.parameters(), *model.buffers())]
+    tensors += [t for o in step.optimizers for state in o.state.values() for _, t in tensors_in(dict(state))]
+    tensors += [t for _, t in tensors_in(step.batch)]
+    return sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values())

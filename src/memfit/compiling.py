@@ -1,0 +1,58 @@
+"""torch.compile, tried on a step before a plan may use it: its peak measured, its training proven the same, its seconds weighed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from memfit.applying import apply_levers
+from memfit.capture.unwatched import Unwatched, run_unwatched
+from memfit.errors import MemfitError
+from memfit.fingerprint import fingerprint
+from memfit.levers.compile import CompileLever
+from memfit.profiling import profile
+from memfit.proof import verify
+from memfit.records import Option, Plan, PlannedLever
+from memfit.step import Step
+from memfit.units import format_seconds
+
+
+def measured_compile(step: Step, *, run_steps: int, progress: Callable[[str], None] = lambda words: None) -> CompileLever:
+    """The compile lever with the options that passed, for `memfit.plan(…, levers=LEVERS | {"compile": this})`.
+
+    The plain and the compiled step are really run, at full size, and rolled back: minutes of compiling. `run_steps` is how long the
+    training will be, over which the compiler's seconds are spread.
+    """
+    if run_steps < 1:
+        raise MemfitError(f"A training of {run_steps} steps has nothing to compile for: give the number of steps it will have.")
+    candidates = CompileLever().candidates(profile(step, simulate=True, progress=progress))
+    if not candidates:
+        return CompileLever([])
+    plain = run_unwatched(step, progress)
+    tried = (_tried(step, option, plain, run_steps, progress) for option in candidates)
+    return CompileLever([option for option in tried if option is not None])
+
+
+def _tried(step: Step, option: Option, plain: Unwatched, run_steps: int, progress: Callable[[str], None]) -> Option | None:
+    """The option with what was measured; None where it is not the same training."""
+    row = PlannedLever(option.lever, option.name, option.exactness, settings=option.settings)
+    progress(f"compiling {option.name}")
+    with apply_levers(step, [row]):
+        found = run_unwatched(step)
+    progress(f"verifying {option.name}, compiled")
+    if not verify(step, Plan(True, 0, found.peak_bytes, 0, None, option.exactness, (row,), step=fingerprint(step))).equivalent:
+        return None
+    compiling = max(0.0, found.first_seconds - found.seconds)
+    slowdown = (found.seconds + compiling / run_steps) / plain.seconds
+    measured = {
+        "measured_peak_bytes": found.peak_bytes,
+        "measured_seconds": found.seconds,
+        "measured_slowdown": slowdown,
+        "compile_seconds": compiling,
+        "run_steps": run_steps,
+    }
+    why = (
+        f"measured, and proven the same: compiling takes {format_seconds(compiling)}, a step {found.seconds / plain.seconds:.2f} of the "
+        f"plain one's time; over {run_steps} steps together {slowdown:.2f}"
+    )
+    return replace(option, settings=option.settings | measured, why=why)

@@ -1,0 +1,113 @@
+"""compile in a plan: only what was measured and proven, alone, and weighed against the length of the run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+import memfit
+from lever_law import differences, furniture, made, simulated, state_after
+from memfit import MemfitError, Step
+from memfit.capture.unwatched import run_unwatched
+from memfit.compiling import measured_compile
+from memfit.levers import LEVERS, Undo
+from memfit.levers.compile import CompileLever, compiler_found
+from memfit.planner.combining import combinations
+from memfit.planner.proposing import Proposer
+from memfit.records import Option, Speeds
+from small_levers import WRONG
+from small_steps import dense
+
+MIB = 2**20
+needs_a_compiler = pytest.mark.skipif(not compiler_found("cpu"), reason="no C++ compiler here: torch.compile cannot be tried")
+
+
+class Wide(nn.Module):
+    """Elementwise steps that eager mode keeps one by one and a compiler fuses into one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1024))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(2):
+            x = torch.tanh(x * self.weight) + torch.sigmoid(x)
+        return x
+
+
+def elementwise(rows: int = 512) -> Step:
+    net = Wide()
+    return Step(net, lambda m, x: m(x).mean(), torch.optim.SGD(net.parameters(), 0.1), torch.randn(rows, 1024))
+
+
+def option(**settings: float) -> Option:
+    known = {"measured_peak_bytes": 4 * MIB, "measured_seconds": 1.0, "measured_slowdown": 0.9}
+    return Option("compile", "the whole model", "reordered", {"modules": [""], "budget": 1.0} | known | settings)
+
+
+def test_an_unwatched_peak_is_the_profiled_one() -> None:
+    step = made(elementwise)
+    assert run_unwatched(step).peak_bytes == pytest.approx(memfit.profile(step).peak_bytes, rel=0.01)
+
+
+def test_nothing_unmeasured_is_ever_weighed() -> None:
+    ledger = simulated(made(dense))
+    assert not [c for c in combinations(ledger, LEVERS, "altered") if any(o.lever == "compile" for o in c.options)]
+
+
+def test_it_stands_alone_and_its_seconds_are_weighed() -> None:
+    ledger = simulated(made(elementwise))
+
+    def proposed(slowdown: float) -> list[tuple[str, ...]]:
+        lever = CompileLever([option(measured_slowdown=slowdown, measured_peak_bytes=ledger.peak_bytes // 2)])
+        proposer = Proposer(ledger, LEVERS | {"compile": lever}, "reordered", Speeds())
+        found = proposer.propose(lambda _: int(0.8 * ledger.peak_bytes), 1.0).fitting
+        return [tuple(o.lever for o in p.combination.options) + (("saved",) if p.table.ops else ()) for p in found]
+
+    fast, slow = proposed(0.5), proposed(50.0)
+    assert fast[0] == ("compile",) and not [words for words in fast if "compile" in words and len(words) > 1]
+    assert slow[0] != ("compile",)  # a compiler's seconds spread over too short a run
+
+
+def test_a_run_of_no_steps_is_refused() -> None:
+    with pytest.raises(MemfitError) as caught:
+        measured_compile(made(dense), run_steps=0)
+    assert str(caught.value) == "A training of 0 steps has nothing to compile for: give the number of steps it will have."
+
+
+@needs_a_compiler
+def test_end_to_end() -> None:
+    step = made(lambda: elementwise(4096))
+    before, state = furniture(step), state_after(made(lambda: elementwise(4096)), 1)
+    lever = measured_compile(step, run_steps=10**6)
+    assert furniture(step) == before
+    ledger = simulated(step)
+    whole = lever.options(ledger)[0]
+    settings = whole.settings
+    assert settings["measured_peak_bytes"] < 0.9 * ledger.peak_bytes and settings["compile_seconds"] > 0
+    assert "compiling takes" in whole.why and "proven the same" in whole.why
+
+    as_fast = CompileLever([replace(whole, settings=settings | {"measured_slowdown": 0.5})])  # timing is no matter of a test
+    budget = (ledger.process_high_bytes + as_fast.rewrite(ledger, as_fast.options(ledger)[0]).process_high_bytes) // 2
+    fitted = memfit.fit(step, budget, levers={"compile": as_fast})
+    assert [row.name for row in fitted.plan.levers] == ["compile"] and fitted.verdict.equivalent
+    assert fitted.plan.predicted_peak_bytes == fitted.ledger.peak_bytes == settings["measured_peak_bytes"]
+    fitted.undo()
+    assert furniture(step) == before and differences(state, state_after(step, 1)) == []
+
+
+@needs_a_compiler
+def test_what_is_not_the_same_training_is_not_offered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A compiler that gives wrong gradients without a word, as one did with dropout under a budget."""
+    right = CompileLever.apply
+
+    def wrong(self: CompileLever, step: Step, chosen: Option) -> Undo:
+        undo = right(self, step, chosen)
+        WRONG["weakened"].act(step, undo)
+        return undo
+
+    monkeypatch.setattr(CompileLever, "apply", wrong)
+    assert measured_compile(made(elementwise), run_steps=1).options(simulated(made(elementwise))) == ()
