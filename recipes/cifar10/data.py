@@ -114,7 +114,7 @@ def _from_npz(path: Path) -> Images | None:
     )
 
 
-def synthetic(train: int = 2000, test: int = 400) -> Images:
+def synthetic(train: int = 1000, test: int = 200) -> Images:
     """Ten classes to tell apart: stripes of a direction and a width, a hue of their own, at a random phase, in noise."""
     generator = torch.Generator().manual_seed(0)
     labels = torch.arange(train + test) % 10

@@ -105,14 +105,14 @@ class QuaternionMixing(nn.Module):
 class H2Q(nn.Module):
     """Red, green and blue are one quaternion's imaginary parts; four residual stages; `depth` mixing blocks with most of the parameters."""
 
-    WIDTHS = (48, 64, 128, 256, 512)
+    WIDTHS = (48, 48, 96, 192, 384)
 
     def __init__(self, depth: int = 4, classes: int = 10) -> None:
         super().__init__()
-        self.stem = QuaternionConv2d(4, self.WIDTHS[0])
+        self.stem = nn.Sequential(QuaternionConv2d(4, self.WIDTHS[0]), nn.GroupNorm(8, self.WIDTHS[0]), nn.SiLU())
         self.stages = nn.Sequential(*(QuaternionResidual(a, b) for a, b in zip(self.WIDTHS, self.WIDTHS[1:], strict=False)))
         width = 4 * self.WIDTHS[-1]
-        self.mixing = nn.Sequential(*(QuaternionMixing(width, 2912) for _ in range(depth)))
+        self.mixing = nn.Sequential(*(QuaternionMixing(width, 4168) for _ in range(depth)))
         self.head = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, classes))
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:

@@ -158,6 +158,9 @@ def main(argv: list[str] | None = None) -> int:
     except (data.DataError, memfit.MemfitError) as error:
         print(error, file=sys.stderr)
         return error.exit_code if isinstance(error, memfit.MemfitError) else 2
+    except KeyboardInterrupt:
+        print(f"\nInterrupted: --resume goes on after the last whole epoch in {chosen.output_dir}.", file=sys.stderr)
+        return 130
     screen.results(rows, initial, swapped_bytes() - swapped)
     return 0
 
