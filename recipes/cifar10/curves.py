@@ -11,6 +11,7 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 import memfit
+from memfit.levers import LEVERS
 from memfit.running import Part
 from recipes.cifar10 import data
 from recipes.cifar10.train import make_step
@@ -45,7 +46,11 @@ def curve(name: str, way: str, budget: str, directory: Path) -> Curve:
     step, images = make_step(name), data.load(directory)
     if way == "documented":
         return _documented_curve(step, images)
-    train = memfit.fit(step, budget) if way == "memfit" else lambda batch: float(step.run(batch)[""])
+    train = (
+        memfit.fit(step, budget, levers={"microbatch": LEVERS["microbatch"]})
+        if way == "memfit"
+        else lambda batch: float(step.run(batch)[""])
+    )
     losses, tested = [], (0.0, 0.0)
     for epoch, loader in _epochs(images, BATCH):
         for x, y in islice(loader, INTO_THE_SECOND if epoch else None):

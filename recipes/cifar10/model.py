@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-# Row: component of the result; column: component of the weight; entry: component of the input it meets, and the sign.
+# For each component of the result (r, i, j, k) and each of the first factor: the component of the second it meets, and the sign.
 _PRODUCT = (
     ((0, 1), (1, -1), (2, -1), (3, -1)),
     ((1, 1), (0, 1), (3, 1), (2, -1)),
@@ -23,21 +23,32 @@ _PRODUCT = (
 )
 
 
+def _signs(first: bool) -> torch.Tensor:
+    """[16, 4] of 0, 1 and -1. Times the weight's components: the real matrix; times the input's: what the weight's components meet."""
+    signs = torch.zeros(4, 4, 4)
+    for result, row in enumerate(_PRODUCT):
+        for weight, (entry, sign) in enumerate(row):
+            if first:
+                signs[result, entry, weight] = sign
+            else:
+                signs[result, weight, entry] = sign
+    return signs.view(16, 4)
+
+
 def _quaternions(*shape: int, fan_in: int) -> nn.Parameter:
     """Four real numbers each; `fan_in` of them, each with four terms, make up one component of a result."""
     return nn.Parameter(torch.randn(*shape) / math.sqrt(4 * fan_in))
 
 
-def _signed(x: torch.Tensor, sign: int) -> torch.Tensor:
-    return x if sign > 0 else -x
-
-
 class QuaternionConv2d(nn.Module):
     """A convolution with few weights and large features: its real weight, four times its parameters, is written out."""
+
+    signs: torch.Tensor
 
     def __init__(self, inputs: int, outputs: int, stride: int = 1, size: int = 3) -> None:
         super().__init__()
         self.stride, self.padding = stride, size // 2
+        self.register_buffer("signs", _signs(first=True), persistent=False)
         self.weight = _quaternions(4, outputs // 4, inputs // 4, size, size, fan_in=inputs // 4 * size * size)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -45,29 +56,27 @@ class QuaternionConv2d(nn.Module):
         return F.conv2d(x, self.real_weight(), stride=self.stride, padding=self.padding)
 
     def real_weight(self) -> torch.Tensor:
-        """[outputs, inputs, size, size], made of the four components and their signs."""
-        rows = []
-        for row in _PRODUCT:
-            cells: list[torch.Tensor] = [self.weight[0]] * 4
-            for component, (position, sign) in enumerate(row):
-                cells[position] = _signed(self.weight[component], sign)
-            rows.append(torch.cat(cells, 1))
-        return torch.cat(rows)
+        """[outputs, inputs, size, size]: every component of the result by every component of the input."""
+        _, outputs, inputs, *size = self.weight.shape
+        matrix = (self.signs @ self.weight.flatten(1)).view(4, 4, outputs, inputs, *size)
+        return matrix.transpose(1, 2).reshape(4 * outputs, 4 * inputs, *size)
 
 
 class QuaternionLinear(nn.Module):
     """A dense layer with many weights and small features: its input, not its weight, is written out four times."""
 
+    signs: torch.Tensor
+
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
+        self.register_buffer("signs", _signs(first=False), persistent=False)
         self.weight = _quaternions(inputs, outputs // 4, fan_in=inputs // 4)  # a quarter of the rows for each component
         self.bias = nn.Parameter(torch.zeros(outputs))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Features [B, inputs] to [B, outputs]."""
-        parts = x.chunk(4, 1)
-        signed = [torch.cat([_signed(parts[position], sign) for position, sign in row], 1) for row in _PRODUCT]
-        return (torch.stack(signed, 1) @ self.weight).flatten(1) + self.bias
+        met = self.signs @ x.view(len(x), 4, -1)  # [B, 16, inputs / 4]
+        return (met.view(len(x), 4, -1) @ self.weight).flatten(1) + self.bias
 
 
 class QuaternionResidual(nn.Module):
