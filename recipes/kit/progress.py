@@ -14,9 +14,13 @@ from memfit.units import format_bytes
 
 def tree_bytes() -> int:
     """What this process and its children (loader workers) hold resident; pages they share are counted once."""
-    me = psutil.Process()
-    total = int(me.memory_info().rss)
-    for child in me.children(recursive=True):
+    return int(psutil.Process().memory_info().rss) + children_bytes()
+
+
+def children_bytes() -> int:
+    """What the children (loader workers) add to it."""
+    total = 0
+    for child in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
             total += int(child.memory_full_info().uss)
     return total
