@@ -53,7 +53,8 @@ def synthetic(count: int, size: int, hidden: int, decoder: Decoder) -> Pictures:
 def as_hidden_states(features: Tensor, hidden: int) -> Tensor:
     """A fixed random map into an LLM's width: it stands for the LLM, which is not part of this recipe."""
     fixed = torch.randn(features.shape[-1], hidden, generator=torch.Generator().manual_seed(1))
-    return features @ fixed / features.shape[-1] ** 0.5
+    states: Tensor = features @ fixed / features.shape[-1] ** 0.5
+    return states
 
 
 def _read(file: Path, size: int) -> Tensor:

@@ -40,8 +40,8 @@ class ResnetBlock(nn.Module):
         """[B, channels, H, W] → [B, out_channels, H, W]."""
         h = self.conv1(swish(self.norm1(x)))
         h = self.conv2(swish(self.norm2(h)))
-        around: Tensor = self.nin_shortcut(x) if hasattr(self, "nin_shortcut") else x
-        return around + h
+        out: Tensor = h + (self.nin_shortcut(x) if hasattr(self, "nin_shortcut") else x)
+        return out
 
 
 class AttnBlock(nn.Module):
@@ -55,7 +55,7 @@ class AttnBlock(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """The same shape."""
         h = self.norm(x)
-        q, k, v = (part(h).flatten(2).transpose(1, 2).unsqueeze(1) for part in (self.q, self.k, self.v))
+        q, k, v = (part(h).flatten(2).transpose(1, 2).unsqueeze(1).contiguous() for part in (self.q, self.k, self.v))
         h = F.scaled_dot_product_attention(q, k, v).squeeze(1).transpose(1, 2).reshape(x.shape)
         out: Tensor = x + self.proj_out(h)
         return out
@@ -86,7 +86,7 @@ class Decoder(nn.Module):
         self.conv_in = nn.Conv2d(z_channels, width, 3, padding=1)
         self.mid = nn.Module()
         self.mid.block_1, self.mid.attn_1, self.mid.block_2 = ResnetBlock(width, width), AttnBlock(width), ResnetBlock(width, width)
-        levels = []
+        levels: list[nn.Module] = []
         for i_level in reversed(range(self.num_resolutions)):
             level, out = nn.Module(), ch * ch_mult[i_level]
             level.block = nn.ModuleList(ResnetBlock(width if i == 0 else out, out) for i in range(num_res_blocks + 1))
