@@ -7,19 +7,23 @@ from dataclasses import dataclass, replace
 
 from memfit.errors import MemfitError
 from memfit.profiling import profile
+from memfit.proof.kept_in_file import kept_in_file
 from memfit.proof.sampling import first_samples
 from memfit.records import PlannedLever
 from memfit.step import Step
 from memfit.units import format_bytes
 
+_IN_FILE = "The plain step does not fit the limit: what autograd keeps of it waited in a file, bit for bit, and nothing else was changed."
+
 
 @dataclass(frozen=True)
 class Sample:
-    """The step to be proven with: on all samples or on fewer, with a float64 run or without."""
+    """The step to be proven with: on all samples or on fewer, with a float64 run or without, kept in memory or in a file."""
 
     step: Step
     float64: bool = True
     notes: tuple[str, ...] = ()
+    in_file: bool = False
 
 
 def sample_inside(step: Step, limit_bytes: int | None, wants_float64: bool) -> Sample:
@@ -43,10 +47,20 @@ def sample_inside(step: Step, limit_bytes: int | None, wants_float64: bool) -> S
     for size in needs:
         if needs[size][0] <= limit_bytes:
             return _cut(step, size, False, needs[whole][0], limit_bytes)
+    if in_file := next((size for size in sizes if _need_in_file(step, size) <= limit_bytes), None):
+        cut = _cut(step, in_file, False, needs[whole][0], limit_bytes)
+        return replace(cut, in_file=True, notes=(*cut.notes, _IN_FILE))
     raise MemfitError(
         f"The plain step cannot be run inside {format_bytes(limit_bytes)}: a single sample is predicted to need "
-        f"{format_bytes(needs[sizes[-1]][0])}, so there is nothing to compare with. Verify where there is more memory."
+        f"{format_bytes(needs[sizes[-1]][0])}, so there is nothing to compare with, and with what autograd keeps in a file "
+        "it still needs too much. Verify where there is more memory."
     )
+
+
+def _need_in_file(step: Step, size: int) -> int:
+    fewer = replace(step, batch=first_samples(step.batch, size))
+    with kept_in_file(fewer):
+        return profile(fewer, simulate=True).process_high_bytes
 
 
 def _cut(step: Step, size: int, float64: bool, needed: int, limit: int) -> Sample:

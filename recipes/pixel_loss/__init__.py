@@ -1,0 +1,1 @@
+"""A pixel loss that flows back through a frozen image decoder."""
