@@ -102,7 +102,7 @@ class ConditionalUNet(nn.Module):
         clf_free: bool = False,
     ) -> torch.Tensor:
         """The noise in `x`. `threshold` > 0: training, conditions are dropped with that probability; `clf_free`: sampling."""
-        emb = self.time_embed(timestep_embedding(timesteps, self.sizes.model_channels))
+        emb = self.time_embed(timestep_embedding(timesteps, self.sizes.model_channels).to(x.dtype))
         cemb_mm: Context = None
         if self.looks_at_class:
             cemb = self.condition(emb, y, threshold, null, clf_free)
