@@ -52,7 +52,7 @@ def step_of(samples: int, kernel: str = "written out", optimization: dict[str, A
     return build_step(chosen, OptimizationConfig.of(optimization or {}), sample_batch(chosen, samples), kernel=kernel)
 
 
-GUIDED_DIFFUSION: dict[str, Any] = {"channel_mult": (1, 2, 2, 2), "num_res_blocks": 3, "attention_resolutions": (16, 8)}
+GUIDED_DIFFUSION: dict[str, Any] = {"channel_mult": (1, 2, 2, 2), "num_res_blocks": 2, "attention_resolutions": (16, 8)}
 """The usual UNet for 32×32 images, 128 channels: a GPU's size. The document names none beside the 512 of its embedding."""
 
 
