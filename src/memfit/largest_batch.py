@@ -51,6 +51,8 @@ def largest_batch(
 
     def fits_with(some: Mapping[str, Lever]) -> Callable[[int], bool]:
         def fits(samples: int) -> bool:
+            if not some:  # nothing but the step as it is, which was asked already
+                return False
             progress(f"planning a batch of {samples}")
             try:
                 return plan(resized(step, samples), budget, allow=allow, device=device, levers=some).feasible

@@ -34,6 +34,8 @@ def fused_attention(
     True
     """
     if not dropout_p or query.device.type != "cpu":
+        # fused kernels want channels next to each other; handed a transposed view, torch writes the map out without a word
+        query, key, value = (t if t.stride(-1) == 1 else t.contiguous() for t in (query, key, value))
         return _fused(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     return _by_rows(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, rows=rows_for(query.shape[-2]))
 

@@ -34,7 +34,8 @@ def factored_attention(
     """
     batch, channels, tokens = query.shape
     size = channels // heads
-    query, key, value = (t.reshape(batch, heads, size, -1).mT for t in (query, key, value))
+    # contiguous copies take the place of the layer's output, of which otherwise both that and a copy for each product would be kept
+    query, key, value = (t.reshape(batch, heads, size, -1).mT.contiguous() for t in (query, key, value))
     direction = context @ weight.flatten(1).mT  # the convolution of c⊗c at column j is direction · c_j + bias
     along_key, along_value = direction.view(batch, heads, 2, size).unbind(2)
     key_bias, value_bias = (direction.new_zeros(2, heads, size) if bias is None else bias.view(heads, 2, size).transpose(0, 1)).unbind()
@@ -42,9 +43,9 @@ def factored_attention(
     both = torch.stack([along_key, key_bias.expand_as(along_key)], -1)
     slope, shift = (query @ both / math.sqrt(size)).unbind(-1)
     log_sum, mean = (t.view_as(slope) for t in rank_one_moments(slope.flatten(1), context, rows=rows))
-    share = torch.sigmoid(log_sum + shift - own_sums).unsqueeze(-1)  # of the softmax's weight that goes to the context
-    of_context = torch.addcmul(value_bias.unsqueeze(1), mean.unsqueeze(-1).to(value_bias.dtype), along_value.unsqueeze(2))
-    joined = own + share.to(own.dtype) * (of_context.to(own.dtype) - own)
+    share = torch.sigmoid(log_sum + shift - own_sums)  # of the softmax's weight that goes to the context
+    with torch.autocast(own.device.type, enabled=False):
+        joined: torch.Tensor = _Joined.apply(own, share, mean, along_value, value_bias)  # type: ignore[no-untyped-call]
     return joined.mT.reshape(batch, channels, tokens)
 
 
@@ -124,6 +125,33 @@ class _Moments(torch.autograd.Function):
                 both = torch.stack([constant[sample, part], linear[sample, part]]) @ chances
                 grad_context[sample] += both[0] + both[1] * c
         return grad_slope, grad_context, None
+
+
+class _Joined(torch.autograd.Function):
+    """own + share · (mean · along + bias - own). Keeps `own` and a few numbers a query; the rest of its size is made again in backward."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, own: torch.Tensor, share: torch.Tensor, mean: torch.Tensor, along: torch.Tensor, bias: torch.Tensor
+    ) -> torch.Tensor:
+        ctx.save_for_backward(own, share, mean, along, bias)
+        return _beside_own(own, mean, along, bias).mul_(share.unsqueeze(-1).to(own.dtype)).add_(own)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        own, share, mean, along, bias = ctx.saved_tensors
+        grad_share = _beside_own(own, mean, along, bias).mul_(grad).sum(-1).to(share.dtype)
+        of_context = grad * share.unsqueeze(-1).to(grad.dtype)
+        grad_mean = (of_context @ along.unsqueeze(-1).to(grad.dtype)).squeeze(-1).to(mean.dtype)
+        grad_along = (mean.unsqueeze(-2).to(grad.dtype) @ of_context).squeeze(-2).to(along.dtype)
+        return grad - of_context, grad_share, grad_mean, grad_along, of_context.sum((0, 2)).to(bias.dtype)
+
+
+def _beside_own(own: torch.Tensor, mean: torch.Tensor, along: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """How far the context's value is from the own one, [B, heads, T, size]."""
+    of_context = torch.addcmul(bias.unsqueeze(1).to(own.dtype), mean.unsqueeze(-1).to(own.dtype), along.unsqueeze(2).to(own.dtype))
+    return of_context.sub_(own)
 
 
 class FactoredContext:

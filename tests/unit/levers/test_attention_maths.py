@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from memfit.ops.attention import attention_in_chunks, attention_with_sums
+from memfit.ops.attention import attention_in_chunks, attention_with_sums, fused_attention
 
 MASKS = {
     "none": lambda: None,
@@ -71,3 +71,17 @@ def test_half_precision_and_autocast() -> None:
         ours, theirs = attention_in_chunks(q, k, v, rows=3), F.scaled_dot_product_attention(q, k, v)
     assert ours.dtype is theirs.dtype is torch.bfloat16
     torch.testing.assert_close(ours, theirs, rtol=2e-2, atol=2e-2)
+
+
+def test_fused_attention_of_transposed_views_writes_no_map() -> None:
+    """Convolutions give channels first; torch's kernels want them last and fall back to a map without a word."""
+    q, k, v = (t.mT for t in torch.randn(3, 2, 4, 16, 128, requires_grad=True).unbind())
+
+    def names(attend: object) -> set[str]:
+        with torch.profiler.profile() as seen:
+            attend(q, k, v)  # type: ignore[operator]
+        return {event.name for event in seen.events()}
+
+    assert "aten::_softmax" not in names(fused_attention) and "aten::_safe_softmax" not in names(fused_attention)
+    assert names(F.scaled_dot_product_attention) & {"aten::_softmax", "aten::_safe_softmax"}  # torch's own way: the check can fail
+    torch.testing.assert_close(fused_attention(q, k, v), F.scaled_dot_product_attention(q, k, v), rtol=1e-4, atol=1e-5)

@@ -46,6 +46,59 @@ def test_the_rewrite_is_what_a_fresh_capture_sees(sizes: dict[str, int]) -> None
     assert not [f for f in seen.findings if f.kind == "outer_product"]
 
 
+class FusedBlock(Block):
+    """The same block, with torch's fused attention in place of a map."""
+
+    def forward(self, x: torch.Tensor, context: torch.Tensor) -> torch.Tensor:
+        batch, channels, _ = x.shape
+        q, k, v = (t.reshape(batch, 2, channels // 2, -1).mT.contiguous() for t in self.qkv(self.norm(x)).chunk(3, 1))
+        more_k, more_v = self.encoder_kv(context).reshape(batch, 2, channels, -1).mT.chunk(2, -1)
+        k, v = torch.cat([more_k, k], -2).contiguous(), torch.cat([more_v, v], -2).contiguous()
+        out = nn.functional.scaled_dot_product_attention(q, k, v)
+        return x + self.proj(out.mT.reshape_as(x))
+
+
+def test_the_rewrite_also_knows_fused_attention() -> None:
+    step = conditioned(width=512, channels=64, batch=8, blocks=3)
+    for block in step.models[""].blocks:  # type: ignore[union-attr]
+        block.__class__ = FusedBlock
+    before = memfit.profile(step, simulate=True)
+    (option,) = LEVER.options(before)
+    told = LEVER.rewrite(before, option)
+    with LEVER.apply(step, option):
+        seen = memfit.profile(step, simulate=True)
+    assert seen.peak_bytes < before.peak_bytes / 2
+    assert told.peak_bytes == pytest.approx(seen.peak_bytes, rel=0.02)
+
+
+def kept_by(attention: object, contexts: int) -> int:
+    """Bytes that one attention over 4×32×64 leaves for backward, its result with it."""
+    q, k, v = nn.Conv1d(8, 96, 1)(torch.randn(4, 8, 64)).chunk(3, 1)
+    kept: dict[int, int] = {}
+
+    def pack(t: torch.Tensor) -> torch.Tensor:
+        kept[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
+        return t
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        out = attention(q, k, v)  # type: ignore[operator]
+        nn.Conv1d(32, 32, 1)(out)
+    return sum(kept.values()) - contexts
+
+
+def test_it_keeps_hardly_more_than_fused_attention_without_any_context() -> None:
+    c, weight, bias = torch.randn(4, 128), torch.randn(64, 128), torch.randn(64)
+
+    def fused(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        q, k, v = (t.reshape(4, 2, 16, 64).mT.contiguous() for t in (q, k, v))
+        return nn.functional.scaled_dot_product_attention(q, k, v).mT.reshape(4, 32, 64)
+
+    result, factor = 4 * 4 * 32 * 64, 4 * (c.numel() + weight.numel() + bias.numel())
+    without = kept_by(fused, 0)
+    assert kept_by(lambda q, k, v: factored_attention(q, k, v, c, weight, bias, 2), factor) < without + result
+    assert kept_by(lambda q, k, v: materialised_attention(q, k, v, c, weight, bias, 2), factor) > without + 10 * result
+
+
 def test_only_outer_products_are_offered_for() -> None:
     assert LEVER.options(memfit.profile(dense(), simulate=True)) == []
 
