@@ -30,7 +30,7 @@ class Codebook(nn.Module):
 
     def nearest(self, positions: torch.Tensor) -> torch.Tensor:
         """The number of the nearest code for each row."""
-        lengths = self.codes.float().pow(2).sum(1)
+        lengths = self.codes.pow(2).sum(1)
         return torch.cat([(lengths - 2 * rows @ self.codes.T).argmin(1) for rows in positions.split(_ROWS)])
 
     def forward(self, latent: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -54,7 +54,7 @@ def vae_loss(vae: VAE3D, perceptual: Perceptual3DLoss, voxels: torch.Tensor, amp
     voxels = voxels.to(vae.from_latent.weight.device)
     with torch.autocast(voxels.device.type, torch.bfloat16, enabled=amp):
         made, prior = vae(voxels)
-        made = made.float()
+        made = made.to(voxels.dtype)
     weight = 1.0 if vae.config.codes else KL_WEIGHT
     features: torch.Tensor = perceptual(made, voxels)
     prior_loss: torch.Tensor = weight * prior.mean()

@@ -18,6 +18,7 @@ from recipes.kit.budget import Train
 from recipes.kit.progress import bar
 from recipes.kit.run_folder import RunFolder, Stateful
 from recipes.radar_vae.codebook import VQVAE3D, EMACodebook
+from recipes.radar_vae.data import DataError
 from recipes.radar_vae.diffusion import LatentUNet, diffusion_loss
 from recipes.radar_vae.losses import Perceptual3DLoss, vae_loss
 from recipes.radar_vae.model import VAE3D
@@ -52,7 +53,7 @@ class Facts:
         """Refuse a checkpoint of another kind."""
         for name, value in self.facts.items():
             if state.get(name) != value:
-                raise SystemExit(
+                raise DataError(
                     f"The checkpoint was made with {name} {state.get(name)}, and this run has {value}: they cannot go on together."
                 )
 

@@ -31,7 +31,7 @@ from recipes.kit.run_folder import RunFolder
 from recipes.radar_vae.data import DataError, Grid, Volumes, length_of, open_data
 from recipes.radar_vae.diffusion import LatentUNet, sample_latents
 from recipes.radar_vae.losses import Perceptual3DLoss
-from recipes.radar_vae.model import CHANNELS, GRID, VAE3D, VAE_TYPES, latent_shape, make_vae
+from recipes.radar_vae.model import CHANNELS, GRID, REDUCTION, VAE3D, VAE_TYPES, latent_shape, make_vae
 from recipes.radar_vae.stages import EpochOrder, Facts, Stage, accumulated, judged, ldm_step, loader_of, parts_of, vae_step
 
 
@@ -151,10 +151,16 @@ def _loader(samples: Any, args: argparse.Namespace) -> tuple[Any, EpochOrder, to
     return loader_of(samples, size, args.num_workers, order), order, first
 
 
+def corner_of(volumes: torch.Tensor) -> torch.Tensor:
+    """A corner of each volume, for a proof where one whole volume does not fit the budget. A multiple of what the latent is smaller by."""
+    z, y, x = (max(reduction, size // 4 // reduction * reduction) for size, reduction in zip(volumes.shape[2:], REDUCTION, strict=True))
+    return volumes[:, :, :z, :y, :x].contiguous()
+
+
 def _call(step: memfit.Step, args: argparse.Namespace, console: Console) -> Train:
     if args.budget == "none" and args.gradient_accumulation_steps > 1:
         return accumulated(step, args.batch_size)
-    return training_call(step, args.budget, args.allow, console)
+    return training_call(step, args.budget, args.allow, console, smaller_batch=corner_of(step.batch))
 
 
 def _positive(text: str) -> int:
