@@ -99,32 +99,36 @@ _BY_HAND = {
 
 
 def training(points: Path | None) -> None:
-    """Both stages and the sampling, through the command, as it is and fitted: the losses of every few epochs."""
+    """Both stages and the sampling, through the command, as it is and fitted: the validation loss after each few epochs."""
     data = ["--dataset_dir", str(points)] if points else ["--data", "synthetic"]
-    with tempfile.TemporaryDirectory() as folder:
-        kinds = {"original": [], "memfit, 800 MiB": ["--budget", "800MiB"]}
-        logs = {kind: _both_stages(Path(folder) / str(number), data, more) for number, (kind, more) in enumerate(kinds.items())}
-    rows = [[kind, stage, *_some(log)] for kind, stages in logs.items() for stage, log in stages.items()]
-    what = f"validation loss on {'real radar points' if points else 'synthetic volumes'} after epoch 1"
-    write_table(README, "training", ["", "stage", what, "a third", "two thirds", "the last"], rows)
+    with tempfile.TemporaryDirectory() as place:
+        folders = {"original": Path(place) / "original", "memfit, 900 MiB": Path(place) / "fitted"}
+        for kind, folder in folders.items():
+            for flags in stages(folder, data, [] if kind == "original" else ["--budget", "900MiB"]):
+                subprocess.run([sys.executable, str(HERE / "train_latent_diffusion.py"), *flags], check=True)
+        write_training(folders, "real radar points" if points else "synthetic volumes")
 
 
-def _both_stages(folder: Path, data: list[str], more: list[str]) -> dict[str, list[str]]:
+def stages(folder: Path, data: list[str], more: list[str]) -> list[list[str]]:
+    """The flags of the three commands, one after the other."""
     common = [*data, "--max_samples", "128", "--output-dir", str(folder), "--lr", "1e-3", "--num_workers", "0"]
     vae = ["--vae_type", "ultra_lightweight", "--grid", "8", "64", "64", "--batch_size", "8", "--vae_epochs", "6"]
     checkpoints = ["--vae_ckpt", str(folder / "vae/last.pt"), "--ldm_ckpt", str(folder / "ldm/last.pt")]
-    _run("--mode", "train_vae", *common, *vae, *more)
-    _run("--mode", "train_ldm", *common, *checkpoints, "--batch_size", "16", "--ldm_epochs", "24")
-    _run("--mode", "sample", *common, *checkpoints)
-    return {name: [row["val_loss"] for row in csv.DictReader((folder / name / "log.csv").open())] for name in ("vae", "ldm")}
+    return [
+        ["--mode", "train_vae", *common, *vae, *more],
+        ["--mode", "train_ldm", *common, *checkpoints, "--batch_size", "16", "--ldm_epochs", "18"],
+        ["--mode", "sample", *common, *checkpoints],
+    ]
 
 
-def _run(*flags: str) -> None:
-    subprocess.run([sys.executable, str(HERE / "train_latent_diffusion.py"), *flags], check=True)
-
-
-def _some(losses: list[str]) -> list[str]:
-    return [losses[0], losses[len(losses) // 3 - 1], losses[2 * len(losses) // 3 - 1], losses[-1]]
+def write_training(folders: dict[str, Path], data: str) -> None:
+    """Validation losses out of the runs' logs."""
+    rows = []
+    for kind, folder in folders.items():
+        for stage in ("vae", "ldm"):
+            losses = [row["val_loss"] for row in csv.DictReader((folder / stage / "log.csv").open())]
+            rows.append([f"{kind}: {stage}", *(losses[number * len(losses) // 3 - 1] if number else losses[0] for number in range(4))])
+    write_table(README, "training", [f"validation loss on {data}", "first epoch", "a third", "two thirds", "last epoch"], rows)
 
 
 def main() -> None:
