@@ -10,8 +10,12 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
 
+import psutil
+
 import memfit
+from memfit.applying import apply_plan
 from memfit.capture.process import HighWaterMark
+from memfit.units import parse_bytes
 
 
 @dataclass(frozen=True)
@@ -108,9 +112,12 @@ def _prepared(way: Way) -> tuple[memfit.Step, str, str]:
     step: memfit.Step = getattr(importlib.import_module(module), function)(**way.settings)
     if way.budget is None:
         return step, "", ""
-    fitted = memfit.fit(step, way.budget, allow=way.allow)
-    plan = " + ".join(f"{lever.name}: {lever.option}" for lever in fitted.plan.levers) or "nothing to do"
-    return step, plan, f"{fitted.verdict.exactness}, {'proven' if fitted.verdict.equivalent else 'not the same training'}"
+    plan = memfit.plan(step, way.budget, allow=way.allow)
+    # The plain step is measured on this machine too, so it may be compared with all the memory there is, not only the budget.
+    verdict = memfit.verify(step, plan, limit_bytes=max(parse_bytes(way.budget), psutil.virtual_memory().available * 3 // 4))
+    apply_plan(step, plan)
+    levers = " + ".join(f"{lever.name}: {lever.option}" for lever in plan.levers) or "nothing to do"
+    return step, levers, f"{verdict.exactness}, {'proven' if verdict.equivalent else 'not the same training'}"
 
 
 def _memory(name: str, step: memfit.Step) -> Measured:

@@ -1,0 +1,1 @@
+"""A 3D VAE for radar voxels, and latent diffusion in its latent space."""

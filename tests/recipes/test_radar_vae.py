@@ -1,0 +1,307 @@
+"""The radar VAE: documented sizes and flags, exact micro-batches, a codebook that they do not disturb, both stages as a user runs them."""
+
+from __future__ import annotations
+
+import copy
+import csv
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import memfit
+from memfit.capture.simulation import built_without_memory
+from memfit.levers import LEVERS
+from recipes.radar_vae.codebook import Codebook, EMACodebook
+from recipes.radar_vae.data import DataError, PointWindows, SyntheticVolumes, open_data, voxelise
+from recipes.radar_vae.diffusion import LatentUNet, sample_latents
+from recipes.radar_vae.losses import Perceptual3DLoss
+from recipes.radar_vae.model import GRID, latent_shape, make_vae
+from recipes.radar_vae.train_latent_diffusion import make_documented_step, make_ldm_step, make_step
+
+ROOT = Path(__file__).resolve().parents[2]
+ENTRY = ROOT / "recipes/radar_vae/train_latent_diffusion.py"
+POINTS = ROOT.parent / "shared/data/radhar.npz"
+TINY = ["--data", "synthetic", "--max_samples", "6", "--num_workers", "0"]
+VAE = ["--mode", "train_vae", "--vae_type", "ultra_lightweight", "--grid", "4", "16", "16", *TINY]
+
+
+# --- the model, as documented ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("vae_type", "millions"), [("lightweight", 7.65), ("ultra_lightweight", 0.69)])
+def test_parameter_counts_are_the_documented_ones(vae_type, millions):
+    count = sum(p.numel() for p in make_vae(vae_type).parameters())
+
+    assert count / 1e6 == pytest.approx(millions, rel=0.02)
+
+
+@pytest.mark.parametrize("vae_type", ["standard", "lightweight", "ultra_lightweight", "vq_vae"])
+def test_latent_and_reconstruction_have_the_documented_shapes(vae_type):
+    with torch.device("meta"):
+        vae, voxels = make_vae(vae_type), torch.zeros(1, 4, *GRID)
+
+    latent = vae.latent_of(voxels)
+
+    assert latent.shape[1:] == latent_shape(GRID) == (4, 16, 32, 32)
+    assert vae(voxels)[0].shape == voxels.shape
+
+
+def test_no_batch_norm_anywhere():
+    for vae_type in ("standard", "vq_vae"):
+        assert not any(isinstance(m, torch.nn.modules.batchnorm._BatchNorm) for m in make_vae(vae_type).modules())
+
+
+def test_perceptual_loss_is_for_volumes_and_teaches():
+    loss, real = Perceptual3DLoss(), torch.rand(2, 4, 4, 16, 16)
+    made = torch.rand_like(real).requires_grad_()
+
+    loss(made, real).backward()
+
+    assert made.grad is not None and made.grad.abs().sum() > 0
+    assert not any(p.requires_grad for p in loss.parameters())
+    assert loss(real, real) == 0
+    with pytest.raises(ValueError, match=r"volumes \[batch, channels, z, y, x\]"):
+        loss(real[:, :, 0], real[:, :, 0])
+
+
+def test_what_memfit_finds_at_the_documented_size():
+    ledger = memfit.profile(built_without_memory(make_documented_step), simulate=True, device="cuda")
+
+    assert ledger.peak_bytes > 60 * 2**30
+    assert {"batch_activations", "cheap_activations"} <= {finding.kind for finding in ledger.findings}
+
+
+# --- micro-batches are exact -------------------------------------------------------------------------------------------------------------
+
+
+def _gradients(step: memfit.Step) -> list[torch.Tensor]:
+    torch.manual_seed(3)
+    step.differentiate(step.all_phases[0], step.batch)
+    return [p.grad.clone() for model in step.models.values() for p in model.parameters() if p.grad is not None]
+
+
+def _furthest(some: list[torch.Tensor], others: list[torch.Tensor]) -> float:
+    return max(float((a - b).norm() / b.norm()) for a, b in zip(some, others, strict=True) if b.norm() > 0)
+
+
+def _in_float64(vae_type: str, batch: int) -> memfit.Step:
+    torch.manual_seed(0)
+    step = make_step(vae_type, batch, (4, 16, 16))
+    for model in step.models.values():
+        model.double()
+    return memfit.Step(step.model, step.loss, step.optimizers, step.batch.double())
+
+
+@pytest.mark.parametrize("vae_type", ["ultra_lightweight", "vq_vae"])
+def test_one_sample_at_a_time_gives_the_whole_batchs_gradient(vae_type):
+    whole, parts = _in_float64(vae_type, 3), _in_float64(vae_type, 3)
+    microbatch = LEVERS["microbatch"]
+    options = microbatch.options(memfit.profile(parts, simulate=True))
+
+    with microbatch.apply(parts, options[-1]):
+        exact = _furthest(_gradients(parts), _gradients(whole))
+
+    assert options[-1].settings["size"] == 1 and options[-1].exactness == "reordered"
+    assert exact < 1e-9
+
+
+def test_accumulation_that_forgets_the_noise_or_the_weight_is_not_the_same():
+    whole, parts = _in_float64("ultra_lightweight", 3), _in_float64("ultra_lightweight", 3)
+    reference = _gradients(whole)
+    torch.manual_seed(4)  # other noise for the latents
+
+    for piece in parts.batch.split(2):
+        (parts.loss(parts.model, piece) / 2).backward()  # the last part has one sample, not two
+    wrong = [p.grad for p in parts.model["vae"].parameters()]
+
+    assert _furthest(wrong, reference) > 1e-3
+
+
+# --- the codebook ------------------------------------------------------------------------------------------------------------------------
+
+
+def _moved(book: Codebook, parts: int, steps_each: bool = False) -> torch.Tensor:
+    """The codes after one step on the same latents, in so many parts; `steps_each` moves them after every part."""
+    book = copy.deepcopy(book)
+    optimizer = EMACodebook([book])
+    latents = torch.randn(4, 4, 2, 4, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    for part in latents.chunk(parts):
+        share = 1.0 if steps_each else 1 / parts
+        (book(part)[2] * share).backward()
+        if steps_each:
+            optimizer.step()
+            optimizer.zero_grad()
+    optimizer.step()
+    return book.codes.detach()
+
+
+def test_codes_move_alike_for_a_batch_and_for_its_parts():
+    torch.manual_seed(0)
+    book = Codebook(64).double()
+
+    whole, parts, wrong = _moved(book, 1), _moved(book, 4), _moved(book, 4, steps_each=True)
+
+    assert not torch.equal(whole, book.codes)
+    assert torch.allclose(parts, whole, rtol=0, atol=1e-12)
+    assert (wrong - whole).abs().max() > 1e-3  # what a codebook does that is updated inside forward
+
+
+def test_a_code_becomes_the_moving_average_of_what_chose_it():
+    book = Codebook(2)
+    with torch.no_grad():
+        book.codes.copy_(torch.tensor([[0.0] * 4, [10.0] * 4]))
+    optimizer = EMACodebook([book], decay=0.99)
+
+    coded, commitment, learning = book(torch.full((1, 4, 1, 1, 2), 1.0))
+    learning.backward()
+    optimizer.step()
+
+    assert torch.equal(coded, torch.zeros_like(coded)) and commitment.item() == 1.0 and learning.item() == 0.0
+    assert torch.allclose(book.codes[0], torch.full((4,), 0.02 / 1.01))  # two seen: 0.99 × (0, 1) + 0.01 × (2, 2)
+    assert torch.allclose(book.codes[1], torch.full((4,), 10.0))  # nobody chose it
+
+
+def test_vq_vae_learns():
+    torch.manual_seed(0)
+    step = make_step("vq_vae", 2, (4, 16, 16))
+    losses = [float(step.run(step.batch)[""]) for _ in range(8)]
+
+    assert losses[-1] < losses[0]
+    assert step.model["vae"].codebook.statistics.abs().sum() == 0
+
+
+# --- the second stage --------------------------------------------------------------------------------------------------------------------
+
+
+def test_diffusion_step_and_samples():
+    assert tuple(built_without_memory(make_ldm_step).batch.shape) == (8, 4, 16, 32, 32)
+    torch.manual_seed(0)
+    unet = LatentUNet(16)
+    unet.fit_scale(5 + 2 * torch.randn(8, 4, 2, 4, 4))
+
+    made = sample_latents(unet, (2, 4, 2, 4, 4), steps=3)
+
+    assert made.shape == (2, 4, 2, 4, 4) and made.isfinite().all()
+    assert unet.standardise(torch.full((1, 4, 2, 4, 4), 5.0)).abs().max() < 1
+
+
+# --- data --------------------------------------------------------------------------------------------------------------------------------
+
+
+def test_points_become_voxels_and_outliers_stay_out():
+    bounds = np.array([[0, 0, 0, -2, 0], [1, 1, 1, 2, 10]], dtype=np.float32)
+    points = np.array([[0.9, 0.1, 0.6, 1, 5], [0.9, 0.1, 0.6, 3, 5], [7, 0.1, 0.6, 1, 5]], dtype=np.float32)
+
+    volume = voxelise(points, bounds, (2, 4, 4))
+
+    assert volume.shape == (4, 2, 4, 4) and int((volume[0] > 0).sum()) == 1
+    occupancy, velocity, intensity, height = volume[:, 1, 0, 3]
+    assert occupancy == pytest.approx(np.log(3) / np.log(21))
+    assert (velocity, intensity, height) == pytest.approx((0.75, 0.5, 0.6))  # a velocity of 3 is clipped to 2
+
+
+def test_windows_never_join_two_recordings():
+    frame, rec = np.array([1, 60, 61, 1, 2], dtype=np.int32), np.array([0, 0, 0, 1, 1], dtype=np.int16)
+
+    windows = PointWindows(np.zeros((5, 5), np.float32), frame, rec, np.array([[0] * 5, [1] * 5], np.float32), (2, 4, 4))
+
+    assert windows.slices == [(0, 2), (2, 3), (3, 5)]
+
+
+def test_folders_of_voxels(tmp_path):
+    volume = SyntheticVolumes(1, (4, 8, 8), seed=0)[0].numpy()
+    for number in range(4):
+        np.save(tmp_path / f"{number}.npy", volume)
+    np.savez(tmp_path / "9.npz", voxels=volume)
+
+    train, val = open_data(None, str(tmp_path), (4, 8, 8), None)
+
+    assert (len(train), len(val)) == (4, 1) and torch.equal(val[0], torch.from_numpy(volume))
+    with pytest.raises(DataError, match="--grid 4 8 8"):
+        open_data(None, str(tmp_path), GRID, None)[0][0]
+    with pytest.raises(DataError, match="does not divide"):
+        open_data("synthetic", None, (4, 9, 8), None)
+
+
+@pytest.mark.skipif(not POINTS.exists(), reason="needs the real radar points of RadHAR, which are not part of the repository")
+def test_real_radar_points():
+    train, val = open_data(None, str(POINTS), (8, 32, 32), 16)
+
+    assert (len(train), len(val)) == (16, 4)
+    assert all(0.001 < float((train[n][0] > 0).float().mean()) < 0.5 for n in range(4))
+
+
+# --- as a user runs it -------------------------------------------------------------------------------------------------------------------
+
+
+def _run(*flags: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, str(ENTRY), *map(str, flags)], capture_output=True, text=True, check=False)
+
+
+def _weights(path: Path, part: str = "vae") -> dict[str, torch.Tensor]:
+    return torch.load(path, weights_only=True)[part]
+
+
+def _same(some: dict[str, torch.Tensor], others: dict[str, torch.Tensor]) -> bool:
+    return all(torch.equal(some[name], others[name]) for name in others)
+
+
+def test_both_stages_resume_and_sampling(tmp_path):
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    documented = [*VAE, "--batch_size", 1, "--gradient_accumulation_steps", 4]
+    for flags in ([*documented, "--vae_epochs", 2, "--output-dir", whole], [*documented, "--vae_epochs", 1, "--output-dir", parts]):
+        assert _run(*flags).returncode == 0
+    assert not _same(_weights(parts / "vae/last.pt"), _weights(whole / "vae/last.pt"))  # one epoch is not two
+
+    assert _run(*documented, "--vae_epochs", 2, "--output-dir", parts, "--resume").returncode == 0
+
+    assert _same(_weights(parts / "vae/last.pt"), _weights(whole / "vae/last.pt"))
+    assert (parts / "vae/log.csv").read_text() == (whole / "vae/log.csv").read_text()
+    losses = [float(row["val_loss"]) for row in csv.DictReader((whole / "vae/log.csv").open())]
+    assert len(losses) == 2 and losses[1] < losses[0]
+
+    ldm = ["--mode", "train_ldm", "--ldm_epochs", 1, "--batch_size", 4, "--vae_ckpt", whole / "vae/last.pt", *TINY]
+    assert "LDM epoch 1/1 | loss" in _run(*ldm, "--output-dir", whole).stdout
+    sample = ["--mode", "sample", "--num_samples", 2, "--vae_ckpt", whole / "vae/last.pt", "--ldm_ckpt", whole / "ldm/last.pt"]
+    assert _run(*sample, "--output-dir", whole).returncode == 0
+    assert (whole / "samples.png").stat().st_size > 0 and (whole / "vae/epoch_0002.png").exists()
+    assert np.load(whole / "samples.npz")["voxels"].shape == (2, 4, 4, 16, 16)
+
+
+def test_fitted_to_a_budget_it_is_the_same_training(tmp_path):
+    sized = [*VAE[:4], "--grid", 8, 32, 32, *TINY, "--batch_size", 4, "--vae_epochs", 1]
+
+    plain = _run(*sized, "--output-dir", tmp_path / "plain")
+    fitted = _run(*sized, "--output-dir", tmp_path / "fitted", "--budget", "560MiB")
+
+    assert plain.returncode == 0 and "memfit:" not in plain.stdout
+    assert fitted.returncode == 0, fitted.stderr
+    assert "proven" in fitted.stdout and "nothing to do" not in fitted.stdout
+    ours, theirs = (_weights(tmp_path / kind / "vae/last.pt") for kind in ("fitted", "plain"))
+    assert max(float((ours[name] - theirs[name]).abs().max()) for name in theirs) < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--mode", "train_vae", "--vae_type", "tiny"], "invalid choice: 'tiny'"),
+        (["--mode", "train_vae"], "There is no data: name a folder or a file with --dataset_dir"),
+        (["--mode", "train_vae", "--batch_size", "0"], "0 is not a number from 1 up"),
+        (["--mode", "train_ldm", "--data", "synthetic"], "--vae_ckpt is missing"),
+        ([*VAE, "--resume"], "nothing to resume"),
+    ],
+)
+def test_mistakes_get_one_message(flags, words, tmp_path):
+    result = _run(*flags, "--output-dir", tmp_path)
+
+    assert result.returncode == 2 and words in result.stderr and "Traceback" not in result.stderr
+
+
+def test_launch_script_needs_its_word():
+    result = subprocess.run(["sh", str(ENTRY.with_name("launch.sh")), "vqe"], capture_output=True, text=True, check=False)
+
+    assert result.returncode == 2 and "vae or ldm" in result.stderr
