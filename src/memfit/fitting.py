@@ -70,12 +70,14 @@ def fit(
     budget: str | int,
     *,
     allow: str = "reordered",
+    smaller_batch: Batch = None,
     levers: Mapping[str, Lever] = LEVERS,
     progress: Callable[[str], None] = lambda words: None,
 ) -> Fitted:
     """Profile, plan, verify and apply: the step, changed in place to stay inside the budget and still be the same training.
 
-    The plain step is run only on as many samples as are predicted to stay inside the budget.
+    The plain step is run only on as many samples as are predicted to stay inside the budget, and on `smaller_batch` (smaller volumes,
+    shorter sequences) where not even one does.
 
     >>> import torch
     >>> net = torch.nn.Linear(4, 1)
@@ -89,7 +91,7 @@ def fit(
     baseline = profile(step, simulate=True, progress=progress)
     plan = plan_for(step, budget, allow=allow, levers=levers, progress=progress)
     progress("verifying the plan")
-    verdict = verify(step, plan, limit_bytes=parse_bytes(budget), levers=levers, progress=progress)
+    verdict = verify(step, plan, limit_bytes=parse_bytes(budget), smaller_batch=smaller_batch, levers=levers, progress=progress)
     if verdict.exactness not in _NEVER_EQUIVALENT:
         require(verdict)
     undo = apply_plan(step, plan, levers)

@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from memfit.errors import MemfitError
 from memfit.profiling import profile
 from memfit.proof.sampling import first_samples
+from memfit.batches import tensors_in
 from memfit.records import PlannedLever
-from memfit.step import Step
+from memfit.step import Batch, Step
 from memfit.units import format_bytes
 
 
@@ -22,8 +23,11 @@ class Sample:
     notes: tuple[str, ...] = ()
 
 
-def sample_inside(step: Step, limit_bytes: int | None, wants_float64: bool) -> Sample:
-    """The largest part of the batch on which the plain step, in float64 too if wanted, is predicted to stay inside the limit."""
+def sample_inside(step: Step, limit_bytes: int | None, wants_float64: bool, smaller_batch: Batch = None) -> Sample:
+    """The largest part of the batch on which the plain step, in float64 too if wanted, is predicted to stay inside the limit.
+
+    Where not even one sample does, it is the user's smaller batch, if there is one.
+    """
     if limit_bytes is None:
         return Sample(step)
     whole = step.batch_size
@@ -43,10 +47,30 @@ def sample_inside(step: Step, limit_bytes: int | None, wants_float64: bool) -> S
     for size in needs:
         if needs[size][0] <= limit_bytes:
             return _cut(step, size, False, needs[whole][0], limit_bytes)
+    if smaller_batch is not None:
+        return _on_smaller(step, smaller_batch, limit_bytes, wants_float64, needs[sizes[-1]][0])
     raise MemfitError(
         f"The plain step cannot be run inside {format_bytes(limit_bytes)}: a single sample is predicted to need "
-        f"{format_bytes(needs[sizes[-1]][0])}, so there is nothing to compare with. Verify where there is more memory."
+        f"{format_bytes(needs[sizes[-1]][0])}, so there is nothing to compare with. Verify where there is more memory, or give a "
+        "smaller_batch (smaller volumes, shorter sequences) to compare on."
     )
+
+
+def _on_smaller(step: Step, batch: Batch, limit: int, wants_float64: bool, needed: int) -> Sample:
+    """The same models and levers on smaller samples: the same operators on other sizes."""
+    smaller = replace(step, batch=batch)
+    ledger = profile(smaller, simulate=True)
+    if ledger.process_high_bytes > limit:
+        raise MemfitError(
+            f"The smaller_batch is not small enough: the plain step on it is predicted to need {format_bytes(ledger.process_high_bytes)}, "
+            f"and the limit is {format_bytes(limit)}. Give a smaller one."
+        )
+    shapes = ", ".join("×".join(map(str, t.shape)) for _, t in tensors_in(batch))
+    note = (
+        f"Compared on the smaller batch that was given ({shapes}): one sample of the plain step is predicted to need "
+        f"{format_bytes(needed)}, and the limit is {format_bytes(limit)}. What only shows at full size was not compared."
+    )
+    return Sample(smaller, wants_float64 and ledger.process_high_bytes + ledger.high_bytes <= limit, (note,))
 
 
 def _cut(step: Step, size: int, float64: bool, needed: int, limit: int) -> Sample:

@@ -17,7 +17,7 @@ from memfit.proof.fitted import Judgement, judge
 from memfit.proof.fitting_sample import levers_for, sample_inside
 from memfit.proof.reference import Reference
 from memfit.records import Plan, Verdict, Worst, loosest
-from memfit.step import Step
+from memfit.step import Batch, Step
 
 _BY_DESIGN = {
     "altered": "Not equivalent by design: {} changes the model or the training. The figures say by how much, and excuse nothing.",
@@ -33,12 +33,14 @@ def verify(
     *,
     steps: int = 3,
     limit_bytes: int | None = None,
+    smaller_batch: Batch = None,
     levers: Mapping[str, Lever] = LEVERS,
     progress: Callable[[str], None] = lambda words: None,
 ) -> Verdict:
     """Run the plain and the fitted step from the same state, compare what they do, and put everything back.
 
-    `limit_bytes` is what the process may take: a plain step that needs more is compared on fewer samples.
+    `limit_bytes` is what the process may take: a plain step that needs more is compared on fewer samples, or on
+    `smaller_batch` (smaller volumes, shorter sequences) where even one sample needs more.
 
     >>> import torch
     >>> from memfit.fingerprint import fingerprint
@@ -51,7 +53,7 @@ def verify(
     started = time.perf_counter()
     refuse_another_step(step, plan)
     claimed = loosest(lever.exactness for lever in plan.levers)
-    sample = sample_inside(step, limit_bytes, wants_float64=claimed == "reordered")
+    sample = sample_inside(step, limit_bytes, claimed == "reordered", smaller_batch)
     planned, unsaid = levers_for(plan.levers, step.batch_size, sample.step.batch_size)
     reference = Reference(sample.step, steps, sample.float64, progress)
     with deterministic():

@@ -15,7 +15,7 @@ from memfit.proof.fitting_sample import Sample
 from memfit.proof.sampling import first_samples
 from memfit.records import Plan, PlannedLever, Verdict
 from memfit.step import Step
-from small_levers import CHECKPOINT, plan_of
+from small_levers import CHECKPOINT, WRONG, plan_of
 from small_steps import sgd, transformer
 
 
@@ -59,3 +59,36 @@ def test_other_levers_are_compared_as_they_are(monkeypatch: pytest.MonkeyPatch) 
     step = transformer()
     verdict = verified_on(1, step, plan_of(step, CHECKPOINT), monkeypatch, levers={"checkpoint": CHECKPOINT})
     assert verdict.equivalent and verdict.notes == ()
+
+
+def large_pictures(side: int = 2048) -> Step:
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Conv2d(3, 16, 3, padding=1), torch.nn.GELU(), torch.nn.Conv2d(16, 3, 3, padding=1))
+    return Step(net, lambda model, x: (model(x) - x).pow(2).mean(), sgd(net), torch.randn(1, 3, side, side))
+
+
+def just_too_little(step: Step) -> int:
+    return memfit.profile(step, simulate=True).process_low_bytes - 1
+
+
+def test_where_one_sample_does_not_fit_a_smaller_one_is_compared() -> None:
+    step = large_pictures()
+    levers, limit, smaller = {"checkpoint": CHECKPOINT}, just_too_little(step), torch.randn(1, 3, 32, 32)
+    with pytest.raises(memfit.MemfitError, match="a single sample is predicted to need .* or give a smaller_batch"):
+        memfit.verify(step, plan_of(step, CHECKPOINT), limit_bytes=limit, levers=levers)
+    verdict = memfit.verify(step, plan_of(step, CHECKPOINT), limit_bytes=limit, smaller_batch=smaller, levers=levers)
+    assert verdict.equivalent and "Compared on the smaller batch that was given (1×3×32×32)" in verdict.notes[0]
+
+
+def test_a_wrong_lever_shows_on_the_smaller_sample_too() -> None:
+    step = large_pictures()
+    modified = WRONG["modified"]
+    plan, limit = plan_of(step, modified), just_too_little(step)
+    verdict = memfit.verify(step, plan, limit_bytes=limit, smaller_batch=torch.randn(1, 3, 32, 32), levers={modified.name: modified})
+    assert not verdict.equivalent and verdict.culprit == modified.name
+
+
+def test_a_smaller_batch_that_is_not_small_enough_is_refused() -> None:
+    step = large_pictures()
+    with pytest.raises(memfit.MemfitError, match="The smaller_batch is not small enough"):
+        memfit.verify(step, plan_of(step), limit_bytes=just_too_little(step), smaller_batch=step.batch)
