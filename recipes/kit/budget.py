@@ -20,12 +20,17 @@ def add_budget_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--allow", default="reordered", help="the loosest exactness memfit may use: bitwise, reordered, rounded, altered")
 
 
-def training_call(step: memfit.Step, budget: str, allow: str, console: Console) -> Train:
-    """`call(batch)` trains one step and gives its loss, or each phase's by name: the original, or the fitted one."""
+def training_call(step: memfit.Step, budget: str, allow: str, console: Console, smaller_batch: Any = None) -> Train:
+    """`call(batch)` trains one step and gives its loss, or each phase's by name: the original, or the fitted one.
+
+    The proof is made on `smaller_batch` where the original does not fit the budget with even one sample.
+    """
     if budget == "none":
         return _plain(step)
     with console.status("memfit: profiling") as status:
-        fitted = memfit.fit(step, budget, allow=allow, progress=lambda words: status.update(f"memfit: {words}"))
+        fitted = memfit.fit(
+            step, budget, allow=allow, smaller_batch=smaller_batch, progress=lambda words: status.update(f"memfit: {words}")
+        )
     used = " + ".join(f"{lever.name} ({lever.option})" for lever in fitted.plan.levers) or "nothing to do, it fits as it is"
     sizes = f"{format_bytes(fitted.baseline.process_bytes)} → {format_bytes(fitted.plan.predicted_process_bytes)} predicted"
     proof = "proven" if fitted.verdict.equivalent else "not the same training"
