@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import csv
 import os
+import sys
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import torch
 
@@ -51,12 +52,18 @@ class RunFolder:
         """Load the last checkpoint; the number of epochs done."""
         path = self.path / name
         if not path.exists():
-            raise SystemExit(f"There is nothing to resume: {path} does not exist. Leave out --resume, or name the run's folder.")
+            _refuse(f"There is nothing to resume: {path} does not exist. Leave out --resume, or name the run's folder.")
         state = torch.load(path, weights_only=True)
         missing = [part for part in self.parts if part not in state]
         if missing:
-            raise SystemExit(f"{path} has no {', '.join(missing)}: it was saved by another kind of run.")
+            _refuse(f"{path} has no {', '.join(missing)}: it was saved by another kind of run.")
         for part, it in self.parts.items():
             it.load_state_dict(state[part])
         torch.set_rng_state(state["random"])
         return int(state["epoch"])
+
+
+def _refuse(message: str) -> NoReturn:
+    """A mistake of the user's: one message, exit code 2."""
+    print(message, file=sys.stderr)
+    raise SystemExit(2)
