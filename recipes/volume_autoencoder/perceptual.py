@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 
 import torch
@@ -9,6 +10,10 @@ from torch import nn
 
 _TAPS = (1, 4, 7, 9, 10, 11, 12)  # LPIPS looks at SqueezeNet after these layers
 _MEAN, _SPREAD = (-0.030, -0.088, -0.188), (0.458, 0.448, 0.450)  # LPIPS's, for pictures between -1 and 1
+
+
+class WeightsError(Exception):
+    """A file that does not hold SqueezeNet's weights."""
 
 
 class Fire(nn.Module):
@@ -54,8 +59,11 @@ class SlicePerceptualLoss(nn.Module):
         self.requires_grad_(False).eval()
 
     def _load(self, path: Path) -> None:
-        state = torch.load(path, weights_only=True)
-        self.features.load_state_dict({k.removeprefix("features."): v for k, v in state.items() if k.startswith("features.")})
+        try:
+            state = torch.load(path, weights_only=True)
+            self.features.load_state_dict({k.removeprefix("features."): v for k, v in state.items() if k.startswith("features.")})
+        except (OSError, RuntimeError, AttributeError, pickle.UnpicklingError) as error:
+            raise WeightsError(f"{path} is not torchvision's squeezenet1_1: {str(error).splitlines()[0]}") from None
 
     def forward(self, volume: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         """A scalar: the mean over the slices of each axis, summed over the axes."""

@@ -33,6 +33,7 @@ from recipes.kit.run_folder import RunFolder
 from recipes.volume_autoencoder.config import Config, ConfigError, checked, load_config
 from recipes.volume_autoencoder.data import DataError, Volume, loader_of, sources_in
 from recipes.volume_autoencoder.model import build_models, build_step
+from recipes.volume_autoencoder.perceptual import WeightsError
 
 CONFIGS = Path(__file__).parent / "configs"
 _PROOF_SIZE = 48  # voxels along an axis at most, where a plan has to be proven on smaller volumes than it was made for
@@ -106,7 +107,7 @@ def main() -> None:
         parser.error("--data synthetic and --data-dir exclude each other: leave out one of them.")
     try:
         train(args, load_config(args.config), Console())
-    except (ConfigError, DataError, memfit.MemfitError) as error:
+    except (ConfigError, DataError, WeightsError, memfit.MemfitError) as error:
         print(error, file=sys.stderr)
         sys.exit(2)
 
