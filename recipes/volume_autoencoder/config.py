@@ -90,6 +90,19 @@ def load_config(path: Path) -> Config:
         raise ConfigError(f"{path}: {error}") from None
 
 
+def changed(config: Config, **values: Any) -> Config:
+    """The configuration with other values for some keys, each named by its last word; the autoencoder's `num_channels` is meant."""
+    paths = dict(_paths(Config, ""))
+    for key, value in values.items():
+        config = _replaced(config, paths[key].split("."), value)
+    return checked(config)
+
+
+def _replaced(section: Any, way: list[str], value: Any) -> Any:
+    inner = value if len(way) == 1 else _replaced(getattr(section, way[0]), way[1:], value)
+    return dataclasses.replace(section, **{way[0]: inner})
+
+
 def _section(kind: Any, content: Any, where: str) -> Any:
     """A dataclass from a mapping, key by key."""
     if not isinstance(content, dict):

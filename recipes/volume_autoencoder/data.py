@@ -8,8 +8,9 @@ from typing import Any
 import nibabel
 import numpy as np
 import torch
-from monai.data import CacheDataset
-from monai.transforms import Compose, Transform
+from monai.data.dataset import CacheDataset
+from monai.transforms.compose import Compose
+from monai.transforms.transform import Transform
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
@@ -23,8 +24,8 @@ class DataError(Exception):
     """What is wrong with the data, and what would be right."""
 
 
-class Volume(Transform):  # type: ignore[misc]  # monai has no types; only its own transforms are cached
-    """A file's path, or the number of a synthetic volume, becomes [1, X, Y, Z]."""
+class Volume(Transform):
+    """A file's path, or the number of a synthetic volume, becomes [1, X, Y, Z]. (monai caches what its own kind of transform makes.)"""
 
     def __init__(self, size: tuple[int, ...]) -> None:
         self.size = size
@@ -42,7 +43,7 @@ def read(path: Path) -> torch.Tensor:
         elif path.suffix == ".npy":
             array = np.load(path)
         else:
-            array = np.asarray(nibabel.load(path).dataobj)
+            array = np.asarray(nibabel.nifti1.Nifti1Image.from_filename(path).dataobj)
     except (OSError, ValueError, nibabel.filebasedimages.ImageFileError) as error:
         raise DataError(f"{path} cannot be read as a volume: {error}") from None
     array = np.squeeze(array)

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from monai.networks.nets import AutoencoderKL, PatchDiscriminator
+from monai.networks.nets.autoencoderkl import AutoencoderKL
+from monai.networks.nets.patchgan_discriminator import PatchDiscriminator
 from torch import nn
 from torch.nn import functional as F
 

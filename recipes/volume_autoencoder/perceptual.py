@@ -46,6 +46,9 @@ class SlicePerceptualLoss(nn.Module):
     never trained on pictures.
     """
 
+    mean: torch.Tensor
+    spread: torch.Tensor
+
     def __init__(self, weights: Path | None = None, share_of_slices: float = 0.5) -> None:
         super().__init__()
         self.share_of_slices = share_of_slices

@@ -10,7 +10,6 @@ volumes, `--budget 4GiB` fits the training into memory with memfit, and
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import sys
 import time
 from collections.abc import Iterator
@@ -30,7 +29,7 @@ from recipes.kit.budget import Train, add_budget_flags, training_call
 from recipes.kit.pictures import save_grid
 from recipes.kit.progress import bar, tree_bytes
 from recipes.kit.run_folder import RunFolder
-from recipes.volume_autoencoder.config import Config, ConfigError, checked, load_config
+from recipes.volume_autoencoder.config import Config, ConfigError, changed, load_config
 from recipes.volume_autoencoder.data import DataError, Volume, loader_of, sources_in
 from recipes.volume_autoencoder.model import build_models, build_step
 from recipes.volume_autoencoder.perceptual import WeightsError
@@ -39,11 +38,9 @@ CONFIGS = Path(__file__).parent / "configs"
 _PROOF_SIZE = 48  # voxels along an axis at most, where a plan has to be proven on smaller volumes than it was made for
 
 
-def make_step(
-    config: str = "exact_4gib", voxel_size: tuple[int, int, int] = (64, 64, 32), batch_size: int = 2, **training: Any
-) -> memfit.Step:
+def make_step() -> memfit.Step:
     """A step that a laptop can run: the configuration of 256×256×64 on two smaller volumes."""
-    return step_of(config, voxel_size=voxel_size, batch_size=batch_size, **training)
+    return step_of("exact_4gib", voxel_size=(64, 64, 32), batch_size=2)
 
 
 def make_high_resolution() -> memfit.Step:
@@ -71,12 +68,9 @@ def make_preset_c() -> memfit.Step:
     return step_of("preset_c")
 
 
-def step_of(name: str, voxel_size: tuple[int, ...] | None = None, num_channels: tuple[int, ...] | None = None, **training: Any) -> memfit.Step:
+def step_of(name: str, **keys: Any) -> memfit.Step:
     """A configuration's step on made-up volumes, with some of its keys changed."""
-    config = load_config(CONFIGS / f"{name}.yaml")
-    own = dataclasses.replace(config.autoencoder, training=dataclasses.replace(config.autoencoder.training, **training))
-    own = dataclasses.replace(own, num_channels=num_channels or own.num_channels)
-    config = checked(dataclasses.replace(config, autoencoder=own, voxel_size=voxel_size or config.voxel_size))
+    config = changed(load_config(CONFIGS / f"{name}.yaml"), **keys)
     torch.manual_seed(0)
     volumes = torch.stack([Volume(config.voxel_size)(number) for number in range(config.samples_a_step)])
     return with_precision(build_step(config, volumes), config)
@@ -119,7 +113,7 @@ def train(args: argparse.Namespace, config: Config, console: Console) -> None:
     sources, order = sources_in(args.data_dir), torch.Generator()
     loader = loader_of(sources, config, order)
     models = {name: model.to(device) for name, model in build_models(config, args.perceptual_weights).items()}
-    first = next(iter(loader_of(sources, dataclasses.replace(config, data=dataclasses.replace(config.data, cache_rate=0)), order)))
+    first = next(iter(loader_of(sources, changed(config, cache_rate=0), order)))
     step = with_precision(build_step(config, first.to(device), models, args.lr, loader=loader), config)
     _announce(args, config, len(sources), console)
     generator, discriminator = step.optimizers

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from memfit.batches import tensors_in
 from memfit.errors import MemfitError
 from memfit.profiling import profile
 from memfit.proof.sampling import first_samples
-from memfit.batches import tensors_in
 from memfit.records import PlannedLever
 from memfit.step import Batch, Step
 from memfit.units import format_bytes
