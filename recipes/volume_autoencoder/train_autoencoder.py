@@ -18,11 +18,13 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that the recipe finds its neighbours from any directory
 
+import psutil
 import torch
 from rich.console import Console
 
 import memfit
 from memfit.applying import apply_levers
+from memfit.capture.process import HighWaterMark
 from memfit.records import PlannedLever
 from memfit.units import format_bytes
 from recipes.kit.budget import Train, add_budget_flags, training_call
@@ -128,7 +130,7 @@ def train(args: argparse.Namespace, config: Config, console: Console) -> None:
         row |= _reconstruct(models["autoencoder"], looked_at, args.output_dir / f"reconstruction_{epoch:04d}.png")
         folder.log(epoch=epoch, **row)
         folder.save(epoch)
-        told = " | ".join(f"{name} {value:.4g}" for name, value in row.items() if name not in ("memory_bytes", "skipped"))
+        told = " | ".join(f"{name} {value:.4g}" for name, value in row.items() if name != "memory_bytes")
         console.print(f"Epoch {epoch}/{args.epochs} | {told} | {format_bytes(int(row['memory_bytes']))}")
 
 
@@ -141,16 +143,16 @@ def _announce(args: argparse.Namespace, config: Config, count: int, console: Con
 
 
 def _epoch(call: Train, loader: Any, device: torch.device, console: Console, title: str) -> dict[str, float]:
-    """Mean losses over the epoch's updates, the time it took and the most memory seen between updates."""
-    sums, memory, started = {"generator": 0.0, "discriminator": 0.0}, 0, time.perf_counter()
-    with bar(console, title, len(loader)) as advance:
+    """Mean losses over the epoch's updates, the time it took, and the most memory: the kernel's mark, loader workers beside it."""
+    sums, workers, started = {"generator": 0.0, "discriminator": 0.0}, 0, time.perf_counter()
+    with bar(console, title, len(loader)) as advance, HighWaterMark() as mark:
         for batch in loader:
             losses = call(batch.to(device))
             assert isinstance(losses, dict)  # a step with phases
             sums = {name: total + losses[name] / len(loader) for name, total in sums.items()}
-            memory = max(memory, tree_bytes())
+            workers = max(workers, tree_bytes() - int(psutil.Process().memory_info().rss))
             advance(f"loss {losses['generator']:.4f}")
-    return {**sums, "seconds": time.perf_counter() - started, "memory_bytes": memory}
+    return {**sums, "seconds": time.perf_counter() - started, "memory_bytes": mark.bytes + workers}
 
 
 def _reconstruct(autoencoder: torch.nn.Module, volume: torch.Tensor, path: Path) -> dict[str, float]:

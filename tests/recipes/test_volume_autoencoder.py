@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import csv
+import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -53,7 +55,7 @@ def written(folder: Path, **changes: Any) -> Path:
 
 def run(*arguments: Any) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(ROOT / "recipes/volume_autoencoder/train_autoencoder.py"), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, env={"COLUMNS": "200", "PATH": "", "OMP_WAIT_POLICY": "passive"})
+    return subprocess.run(command, capture_output=True, text=True, env=os.environ | {"COLUMNS": "200"})
 
 
 def tiny_step(**changes: Any) -> memfit.Step:
@@ -63,8 +65,6 @@ def tiny_step(**changes: Any) -> memfit.Step:
 
 
 def tiny_config(**changes: Any) -> Config:
-    import tempfile
-
     with tempfile.TemporaryDirectory() as folder:
         return load_config(written(Path(folder), **changes))
 
