@@ -35,7 +35,13 @@ def main() -> None:
     args = parser.parse_args()
     rows = [("[16, 32, 64], --budget 4GiB", *trained(args))]
     rows.append(("[32, 64, 64], the lowest", f"{lowest_of((32, 64, 64))} (upper end)", "not run", "", ""))
-    header = ("channels", "process, predicted", "process, measured while training", "whole run, proof and picture included", "seconds a step")
+    header = (
+        "channels",
+        "process predicted",
+        "measured while training",
+        "whole run, with proof and picture",
+        "seconds a step",
+    )
     write_table(HERE / "README.md", "high", header, rows)
 
 
