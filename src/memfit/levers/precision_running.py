@@ -15,7 +15,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.optim import Optimizer
 
 from memfit.batches import map_tensors
-from memfit.non_finite import first_non_finite
+from memfit.non_finite import first_non_finite, is_finite
 from memfit.step import Step
 
 
@@ -124,14 +124,19 @@ class FiniteGuard:
                 buffer.copy_(before)
 
     def _told(self, phase: str, run: _Run, optimizers: Sequence[Optimizer], scaler: torch.amp.GradScaler | None) -> str:
-        where = self._first_module(phase, run)
-        found = f"it first appears in the output of {where}" if where else self._in_backward(optimizers)
+        found = self._found(phase, run, optimizers)
         scale = f" The loss scale is now {scaler.get_scale():g}." if scaler else ""
         kind, of_phase = str(self._dtype).removeprefix("torch."), f" in phase {phase!r}" if phase else ""
         return (
             f"A NaN or an infinity under {kind} autocast{of_phase}: {found}. This step is skipped; weights, optimizer and buffers "
             f"are as before it ({self.skipped} skipped so far; schedulers go on).{scale}"
         )
+
+    def _found(self, phase: str, run: _Run, optimizers: Sequence[Optimizer]) -> str:
+        if not is_finite([(batch, carry) for batch, carry, _ in run.forwards]):
+            return "it is already in the batch, or in what the phase before left in carry"
+        where = self._first_module(phase, run)
+        return f"it first appears in the output of {where}" if where else self._in_backward(optimizers)
 
     def _first_module(self, phase: str, run: _Run) -> str | None:
         """The forward passes once more, with the same random numbers, and nothing of them left behind."""

@@ -94,6 +94,15 @@ def test_a_call_that_cannot_shrink_is_run_as_it_is_or_is_unsure() -> None:
     assert collected._extended(1000, []) == [0.0, 2000.0, 0.0]
 
 
+def test_a_large_volume_is_tried_on_a_slab_above_the_usual_size() -> None:
+    """The thinnest slab of 256×256×64 that is still alike is 24 MiB: not worth being unsure by twice the volume."""
+    kernel, plain = meta(32, 32, 3, 3, 3), ([1] * 3, [1] * 3, [1] * 3, False, [0] * 3, 1)
+    large = call(aten.convolution.default, meta(1, 32, 256, 256, 64), kernel, None, *plain)
+    assert smaller_calls(large, collected.TRIED_BYTES // 2) == []
+    trials = collected._trials(large, large.nbytes)
+    assert len(trials) == 2 and all(trial.nbytes < collected.MOST_BYTES for trial in trials)
+
+
 def test_an_output_that_holds_more_than_it_shows() -> None:
     (taken,) = measure([call(aten.mse_loss.default, meta(64, 64), meta(64, 64))])
     assert taken is not None and taken.kept == 64 * 64 * 4

@@ -191,6 +191,13 @@ def test_an_infinity_that_appears_in_backward_is_told() -> None:
         step.run(step.batch)
 
 
+def test_a_batch_that_is_not_finite_itself_blames_no_module() -> None:
+    step = exploding()
+    LEVER.apply(step, Option("precision", "", "rounded", {"dtype": "bfloat16"}))
+    with pytest.warns(UserWarning, match="it is already in the batch, or in what the phase before left in carry"):
+        step.run(torch.full((8, 4), float("nan")))
+
+
 def test_parts_are_scaled_alike_and_brought_back_once() -> None:
     """Two micro-batches in float16 with clipping: the gradients of one batch, up to rounding."""
     torch.manual_seed(0)

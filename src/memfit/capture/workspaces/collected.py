@@ -127,7 +127,10 @@ def _trials(call: Call, outputs: int) -> list[Call]:
     total = call.nbytes + outputs
     if total <= TRIED_BYTES:
         return [call]
-    return smaller_calls(call, TRIED_BYTES * call.nbytes // total) or ([call] if total <= MOST_BYTES else [])
+    for limit in (TRIED_BYTES, MOST_BYTES):  # a large volume's thinnest slab may be above the first
+        if smaller := smaller_calls(call, limit * call.nbytes // total):
+            return smaller
+    return [call] if total <= MOST_BYTES else []
 
 
 def _extended(nbytes: int, points: list[tuple[int, Taken]]) -> list[float]:

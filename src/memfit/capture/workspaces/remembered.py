@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-_FORMAT = 3  # of the entries: [bytes inside, their uncertainty, bytes kept]
+_FORMAT = 4  # of the entries: [bytes inside, their uncertainty, bytes kept]
 
 
 def machine_kind() -> str:

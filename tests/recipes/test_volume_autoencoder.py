@@ -1,0 +1,297 @@
+"""The volume autoencoder: run as a user runs it, its configuration, its data, and that fitted training is the original one."""
+
+from __future__ import annotations
+
+import csv
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import nibabel
+import numpy as np
+import pytest
+import torch
+import yaml
+from monai.losses import PatchAdversarialLoss
+
+import memfit
+from memfit.applying import apply_plan
+from recipes.volume_autoencoder.config import Config, load_config
+from recipes.volume_autoencoder.data import DataError, loader_of, read, resized, sources_in, synthetic
+from recipes.volume_autoencoder.model import Losses, _least_squares, build_models, build_step, generator_terms
+from recipes.volume_autoencoder.perceptual import SlicePerceptualLoss
+from recipes.volume_autoencoder.train_autoencoder import CONFIGS, main, step_of, with_precision
+
+ROOT = Path(__file__).parents[2]
+BRAINS = ROOT.parent / "shared" / "data"
+TINY: dict[str, Any] = {
+    "voxel_size": [24, 24, 24],
+    "autoencoder": {
+        "num_channels": [8, 8],
+        "norm_num_groups": 4,
+        "attention_levels": [False, True],
+        "training": {"batch_size": 2, "gradient_accumulation_steps": 2, "discriminator": {"num_layers_d": 2, "num_channels": 4}},
+    },
+}
+
+
+def written(folder: Path, **changes: Any) -> Path:
+    """TINY as a file, with keys such as autoencoder__norm_num_groups changed."""
+    content = yaml.safe_load(yaml.safe_dump(TINY))
+    for key, value in changes.items():
+        *way, last = key.split("__")
+        place = content
+        for word in way:
+            place = place.setdefault(word, {})
+        place[last] = value
+    path = folder / "config.yaml"
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
+def run(*arguments: Any) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(ROOT / "recipes/volume_autoencoder/train_autoencoder.py"), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, env=os.environ | {"COLUMNS": "200"})
+
+
+def tiny_step(**changes: Any) -> memfit.Step:
+    torch.manual_seed(0)
+    config = tiny_config(**changes)
+    return build_step(config, torch.stack([synthetic(n, config.voxel_size) for n in range(config.samples_a_step)]))
+
+
+def tiny_config(**changes: Any) -> Config:
+    with tempfile.TemporaryDirectory() as folder:
+        return load_config(written(Path(folder), **changes))
+
+
+def same(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[k], other[k]) for k in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    return bool(one == other)
+
+
+def test_the_documented_command_trains_and_a_resumed_run_is_the_uninterrupted_one(tmp_path: Path) -> None:
+    config = written(tmp_path)
+    whole = run("--config", config, "--epochs", 2, "--output-dir", tmp_path / "whole")
+    assert whole.returncode == 0, whole.stderr
+    assert "8 synthetic volumes (--data-dir DIR takes yours) at 24×24×24, batch 2 × 2" in whole.stdout
+    assert "Perceptual loss: fixed random features" in whole.stdout and "Epoch 2/2 | generator " in whole.stdout
+    rows = list(csv.DictReader((tmp_path / "whole" / "log.csv").open()))
+    assert len(rows) == 2 and float(rows[1]["l1"]) < float(rows[0]["l1"])
+    assert (tmp_path / "whole" / "reconstruction_0002.png").stat().st_size > 1000
+    for more in (["--epochs", 1], ["--epochs", 2, "--resume"]):
+        assert run("--config", config, "--output-dir", tmp_path / "parts", *more).returncode == 0
+    ends = [torch.load(tmp_path / name / "last.pt") for name in ("whole", "parts")]
+    assert same(*ends)
+    ends[1]["autoencoder"]["decoder.blocks.0.conv.weight"][0] += 1e-6
+    assert not same(*ends)
+
+
+ONE_PART = {"autoencoder__training__gradient_accumulation_steps": 1, "autoencoder__training__use_perceptual_loss": False}
+
+
+def less_than_needed(step: memfit.Step, share: float) -> int:
+    """A budget that the original is predicted to miss by a share of its peak."""
+    ledger = memfit.profile(step, simulate=True)
+    return ledger.process_high_bytes - int(share * ledger.peak_bytes)
+
+
+def test_a_budget_fits_the_same_training(tmp_path: Path) -> None:
+    """The fitted run says what it did, and that it is proven."""
+    budget = less_than_needed(tiny_step(**ONE_PART), 0.1)
+    config = written(tmp_path, **ONE_PART)
+    fitted = run("--config", config, "--epochs", 1, "--output-dir", tmp_path / "run", "--budget", budget)
+    assert fitted.returncode == 0, fitted.stderr
+    assert ", proven" in fitted.stdout and "memfit: " in fitted.stdout and "nothing to do" not in fitted.stdout
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"autoencoder__norm_num_groups": 3}, "is 3, which does not divide 8 of num_channels [8, 8]: write norm_num_groups: 2 "),
+        ({"autoencoder__num_channels": [12, 24, 48], "autoencoder__norm_num_groups": 8, "autoencoder__attention_levels": [False] * 3},
+         "does not divide 12 of num_channels [12, 24, 48]: write norm_num_groups: 6 (possible are 1, 2, 3, 4, 6, 12)"),
+        ({"autoencoder__attention_levels": [True]},
+         "attention_levels has 1 values and num_channels 2: write one for each level, as in attention_levels: [true, false]"),
+        ({"data__voxel_size": [8, 8, 8]}, "there is no key data.voxel_size. Did you mean voxel_size?"),
+        ({"autoencoder__batch_size": 1}, "there is no key autoencoder.batch_size. Did you mean autoencoder.training.batch_size?"),
+        ({"devise": {}}, "there is no key devise. Did you mean device? The file has voxel_size, autoencoder, device, data."),
+        ({"device__mixed_precision": "maybe"}, "device.mixed_precision is 'maybe': write one of true or false"),
+        ({"autoencoder__num_channels": "16, 32"}, "num_channels is '16, 32': write a list of whole numbers"),
+        ({"autoencoder__training": 4}, "autoencoder.training must be a section with keys, not 4"),
+        ({"autoencoder__training__batch_size": 0}, "batch_size is 0: write 1 or more"),
+        ({"voxel_size": [24, 24, 25]}, "25 does not work"),
+        ({"voxel_size": [24, 24, 16]}, "16 does not work, the perceptual loss needs 17 or more. Write 18 there."),
+        ({"data__cache_rate": 2}, "data.cache_rate is a share between 0 and 1"),
+    ],
+)  # fmt: skip
+def test_a_wrong_config_is_one_message_and_exit_code_2(
+    changes: dict[str, Any], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["train_autoencoder.py", "--config", str(written(tmp_path, **changes))])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    message = capsys.readouterr().err
+    assert ended.value.code == 2 and told in message and message.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--config", "nowhere.yaml"], "nowhere.yaml cannot be read: No such file"),
+        ([], "the following arguments are required: --config"),
+        (["--config", "CONFIG", "--data-dir", "nowhere"], "nowhere is not a directory"),
+        (["--config", "CONFIG", "--data-dir", "x", "--data", "synthetic"], "exclude each other"),
+        (["--config", "CONFIG", "--perceptual-weights", "nowhere.pth"], "nowhere.pth"),
+        (["--config", "CONFIG", "--resume"], "There is nothing to resume"),
+    ],
+)
+def test_wrong_flags_are_told(
+    arguments: list[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = [str(written(tmp_path)) if word == "CONFIG" else word for word in arguments]
+    monkeypatch.setattr(sys, "argv", ["train_autoencoder.py", *arguments, "--output-dir", str(tmp_path / "run")])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2 and told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["default", "preset_a", "preset_b", "preset_c"])
+def test_the_presets_run(name: str) -> None:
+    """From their files, at a size that takes seconds."""
+    step = step_of(name, voxel_size=(24, 24, 24), **({"batch_size": 2} if name == "preset_c" else {}))
+    losses = step.run(step.batch)
+    assert all(bool(torch.isfinite(loss)) for loss in losses.values())
+    assert (step.running.guard is not None) == (name != "default")  # mixed_precision: true
+
+
+def test_every_config_is_whole() -> None:
+    names = {path.stem for path in CONFIGS.glob("*.yaml") if load_config(path)}
+    assert {"default", "preset_a", "preset_b", "preset_c", "ldm_config_high_res"} <= names
+    c = load_config(CONFIGS / "preset_c.yaml").autoencoder
+    assert (c.num_channels, c.norm_num_groups, c.attention_levels, c.training.batch_size) == ((32, 64, 128), 16, (False, True, True), 4)
+
+
+def test_accumulation_is_the_documented_loop_and_not_the_larger_batch() -> None:
+    """Each part has BatchNorm statistics of its own in the discriminator, so "the equivalent of a larger batch" does not hold."""
+
+    def gradients(take: Callable[[Any, torch.Tensor], None]) -> list[torch.Tensor]:
+        step = tiny_step(autoencoder__training__use_perceptual_loss=False)
+        torch.manual_seed(1)
+        take(step.model, step.batch)
+        return [p.grad for p in step.models["autoencoder"].parameters() if p.grad is not None]
+
+    def by_hand(models: Any, batch: torch.Tensor) -> None:
+        for part in batch.split(2):
+            (generator_terms(models, part)[0] * 0.5).backward()
+
+    accumulated = gradients(lambda models, batch: Losses(2).generator(models, batch, {}).backward())
+    whole = gradients(lambda models, batch: Losses(4).generator(models, batch, {}).backward())
+    assert all(map(torch.equal, accumulated, gradients(by_hand)))
+    assert not all(torch.allclose(a, b, rtol=1e-3) for a, b in zip(accumulated, whole, strict=True))
+
+
+def test_a_nan_is_named_and_nothing_is_lost() -> None:
+    config = tiny_config(device__mixed_precision=True)
+    step = with_precision(tiny_step(), config)
+    step.run(step.batch)
+    weight = step.models["autoencoder"].decoder.blocks[1].conv1.conv.weight  # type: ignore[union-attr, index]
+    right = weight.detach().clone()
+    with torch.no_grad():
+        weight[0] = float("inf")
+    before = {name: {k: v.clone() for k, v in net.state_dict().items()} for name, net in step.models.items()}
+    with pytest.warns(UserWarning) as warned:
+        step.run(step.batch)
+    told = [str(warning.message) for warning in warned]
+    assert "in phase 'generator': it first appears in the output of autoencoder.decoder.blocks.1.conv1" in told[0]
+    assert "in phase 'discriminator': it is already in the batch, or in what the phase before left" in told[1]
+    assert all(same(before[name], net.state_dict()) for name, net in step.models.items())
+    with torch.no_grad():
+        weight.copy_(right)
+    assert all(bool(torch.isfinite(loss)) for loss in step.run(step.batch).values())
+    assert not same(before["autoencoder"], step.models["autoencoder"].state_dict())
+
+
+def test_the_perceptual_network_has_squeezenets_shape_and_takes_its_weights(tmp_path: Path) -> None:
+    net = SlicePerceptualLoss()
+    assert sum(p.numel() for p in net.features.parameters()) == 722_496  # torchvision's squeezenet1_1 without its classifier
+    assert same(net.state_dict(), SlicePerceptualLoss().state_dict())
+    torch.save(
+        {f"features.{k}": v * 2 for k, v in net.features.state_dict().items()} | {"classifier.1.weight": torch.ones(1)}, tmp_path / "w.pth"
+    )
+    loaded = SlicePerceptualLoss(tmp_path / "w.pth")
+    assert torch.equal(loaded.features[0].weight, net.features[0].weight * 2)
+    x, y = torch.rand(2, 1, 20, 24, 28), torch.rand(2, 1, 20, 24, 28)
+    assert float(net(x, x)) == 0.0 and float(net(x, y)) > 0.0
+
+
+def test_the_adversarial_loss_is_monais() -> None:
+    logits = torch.randn(2, 1, 3, 3, 3)
+    for wanted in (True, False):
+        assert torch.allclose(_least_squares(logits, float(wanted)), PatchAdversarialLoss()(logits, wanted, for_discriminator=True))
+
+
+def test_volumes_are_read_from_files(tmp_path: Path) -> None:
+    volume = np.arange(60.0).reshape(3, 4, 5)
+    nibabel.save(nibabel.Nifti1Image(volume.astype(np.int16), np.eye(4)), tmp_path / "a.nii.gz")
+    np.savez(tmp_path / "b.npz", t1=volume, labels=volume)
+    np.savez(tmp_path / "c.npz", head=volume, age=np.ones(1))
+    found = sources_in(tmp_path)
+    assert [path.name for path in found if isinstance(path, Path)] == ["a.nii.gz", "b.npz", "c.npz"]
+    for path in found:
+        assert isinstance(path, Path) and np.array_equal(read(path).numpy(), volume)
+    scaled = resized(read(tmp_path / "c.npz"), (6, 8, 10))
+    assert scaled.shape == (1, 6, 8, 10) and float(scaled.min()) >= 0 and float(scaled.max()) <= 1
+    np.savez(tmp_path / "d.npz", one=volume, two=volume)
+    with pytest.raises(DataError, match=r"named t1 or alone .* it holds one \(3, 4, 5\), two \(3, 4, 5\)"):
+        read(tmp_path / "d.npz")
+    (tmp_path / "e.nii").write_text("no volume")
+    with pytest.raises(DataError, match=r"e\.nii cannot be read as a volume"):
+        read(tmp_path / "e.nii")
+
+
+def test_the_cache_rate_is_honoured(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+    monkeypatch.setattr("recipes.volume_autoencoder.data.synthetic", lambda number, size: made.append(number) or synthetic(number, size))
+    for rate, times in ((0, 2), (1.0, 1)):
+        made.clear()
+        loader = loader_of(list(range(4)), tiny_config(data__cache_rate=rate), torch.Generator())
+        for _ in range(2):
+            assert sum(len(batch) for batch in loader) == 4
+        assert sorted(made) == sorted([0, 1, 2, 3] * times)
+
+
+def brains(config: Config) -> torch.Tensor:
+    if not BRAINS.is_dir():
+        pytest.skip(f"no real brain volume in {BRAINS}")
+    return torch.stack([resized(read(BRAINS / name), config.voxel_size) for name in ("mni152.npz", "colin27.npz")])
+
+
+def test_a_real_brain_is_reconstructed_alike_by_original_and_fitted_training() -> None:
+    batch, made = brains(tiny_config(**ONE_PART)), []
+    for fitted in (False, True):
+        step = tiny_step(**ONE_PART)
+        if fitted:
+            plan = memfit.plan(step, less_than_needed(step, 0.33))
+            assert {lever.name for lever in plan.levers} & {"saved", "attention"}
+            apply_plan(step, plan)
+        torch.manual_seed(3)
+        for _ in range(4):
+            step.run(batch)
+        made.append(step.models["autoencoder"].reconstruct(batch).detach())  # type: ignore[operator]
+    assert float((made[0] - made[1]).abs().max()) < 1e-5
+    untrained = tiny_step(**ONE_PART).models["autoencoder"].reconstruct(batch).detach()  # type: ignore[operator]
+    assert float((made[0] - untrained).abs().max()) > 1e-3
+
+
+def test_models_without_the_perceptual_loss_have_no_such_network() -> None:
+    assert "perceptual" not in build_models(tiny_config(autoencoder__training__use_perceptual_loss=False))
