@@ -67,12 +67,12 @@ class Proposer:
         Those that are fastest without any table come first, and those that are slower than what was found are left out.
         """
         result = Proposals(self._base(0))
-        deadline = time.monotonic() + seconds
+        deadline = time.thread_time() + seconds
         order = sorted(range(len(self.combinations)), key=self._base)
         for turn, place in enumerate(order):
             if result.fitting and self._base(place) >= min(p.seconds for p in result.fitting):
                 break
-            share = (deadline - time.monotonic()) / min(_AT_ONCE, len(order) - turn)
+            share = (deadline - time.thread_time()) / min(_AT_ONCE, len(order) - turn)
             self._weigh(place, limit, max(_LEAST_SECONDS, share), result)
         result.fitting.sort(key=lambda proposal: (proposal.seconds, len(proposal.combination.options)))
         return result
