@@ -328,6 +328,7 @@ class Plan(Record):
     reachable_bytes: dict[str, int] = field(default_factory=dict)  # the lowest peak under each class of exactness
     planning_seconds: float = 0.0
     step: dict[str, str] = field(default_factory=dict)  # readable facts that tell the step it was made for
+    times: str = ""  # what costs rest on: "measured" on this machine op by op, "measured in part", "estimated"; "" where nothing costs
 
 
 @dataclass(frozen=True, slots=True)

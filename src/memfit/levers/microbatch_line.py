@@ -10,7 +10,7 @@ from memfit.ledger.proportional import proportional_storages
 from memfit.ledger.timeline import last_op, live_bytes
 from memfit.levers.drawn import draw_kind
 from memfit.levers.shrunk import Shrunk
-from memfit.records import Storage, Trace
+from memfit.records import Op, Storage, Trace
 
 
 def micro_batch_line(trace: Trace, size: int, replays: bool) -> Trace:
@@ -33,7 +33,7 @@ class _Line:
         spans = {loss: (first, last) for loss, first, last in _spans(self.trace)}
         storages = [self._smaller(number, storage) for number, storage in enumerate(self.trace.storages)]
         added = [extra for number, storage in enumerate(self.trace.storages) for extra in self._beside(number, storage, spans)]
-        ops = [self._shrunk.op(op) for op in self.trace.ops]
+        ops = [self._of_samples(op) for op in self.trace.ops]
         if self.replays:
             for now, kind in self._draws():
                 added.append(self._kept(now, kind, spans[ops[now].loss]))
@@ -43,6 +43,11 @@ class _Line:
     @property
     def _shrunk(self) -> Shrunk:
         return Shrunk(self.trace, self.growing, self.samples)
+
+    def _of_samples(self, op: Op) -> Op:
+        smaller = self._shrunk.op(op)
+        grows = op.phase != "optimizer" and self.growing.intersection((*op.inputs, *op.outputs))
+        return replace(smaller, seconds=op.seconds * self.samples / self.trace.batch_size) if op.seconds and grows else smaller
 
     def _share(self, count: int) -> int:
         return self._shrunk.share(count)

@@ -49,7 +49,9 @@ def without(trace: Trace, gone: Collection[int], added: Iterable[Storage], insid
     touched = {trace.storages[s].born for s in gone}
     storages = [replace(s, bytes=0) if number in gone else s for number, s in enumerate(trace.storages)]
     ops = [
-        replace(op, workspace=inside.get(number, 0), workspace_error=inside.get(number, 0)) if number in touched or number in inside else op
+        replace(op, workspace=inside.get(number, 0), workspace_error=inside.get(number, 0), seconds=None)
+        if number in touched or number in inside
+        else op
         for number, op in enumerate(trace.ops)
     ]
     return replace(trace, ops=tuple(ops), storages=(*storages, *added))

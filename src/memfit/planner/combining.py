@@ -34,6 +34,7 @@ class Combination:
     options: tuple[Option, ...]
     ledger: Ledger
     repeats: int = 1  # how often the ledger's line runs in a step: micro-batches
+    beside: float = 0.0  # seconds that levers add to a step without adding to any op of it
 
 
 def combinations(ledger: Ledger, levers: Mapping[str, Rewriter], allowed: str) -> Iterator[Combination]:
@@ -56,7 +57,15 @@ def _joined(combination: Combination, word: str, lever: Rewriter, options: Seque
         after = lever.rewrite(combination.ledger, option)
         if word == "microbatch" or helps(combination.ledger, after):
             repeats = -(-combination.ledger.batch_size // option.settings["size"]) if word == "microbatch" else combination.repeats
-            yield Combination((*combination.options, option), after, repeats)
+            beside = combination.beside + _beside_ops(combination.ledger, after)
+            yield Combination((*combination.options, option), after, repeats, beside)
+
+
+def _beside_ops(before: Ledger, after: Ledger) -> float:
+    """What a lever that leaves every op as it is adds to a step: memory given back has to be asked for again."""
+    if before.trace is None or after.trace is None or before.trace.ops is not after.trace.ops:
+        return 0.0
+    return (after.step_seconds or 0.0) - (before.step_seconds or 0.0)
 
 
 def is_allowed(option: Option, allowed: str) -> bool:

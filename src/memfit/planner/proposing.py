@@ -83,8 +83,9 @@ class Proposer:
             combination = self.combinations[place]
             assert combination.ledger.trace is not None  # rewritten ledgers carry theirs
             seconds = seconds_of(combination.ledger.trace, self.speeds)
+            once = float(seconds[[op.phase == "optimizer" for op in combination.ledger.trace.ops]].sum())
             extra = len(seconds) * _SECONDS_OF_A_PART if combination.repeats > 1 else 0.0
-            self._seconds[place] = (float(seconds.sum()) + extra) * combination.repeats
+            self._seconds[place] = once + (float(seconds.sum()) - once + extra) * combination.repeats + combination.beside
         return self._seconds[place]
 
     def _search(self, place: int) -> Search:
