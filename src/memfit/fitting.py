@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from memfit.applying import apply_plan
 from memfit.errors import MemfitError
 from memfit.levers import LEVERS, Lever, Undo
-from memfit.planning import plan as plan_for
-from memfit.profiling import profile
-from memfit.proof import require, verify
+from memfit.planning import planned
+from memfit.proof import prove, require
 from memfit.records import Ledger, Plan, Verdict
 from memfit.step import Batch, Step
 from memfit.units import parse_bytes
 
+_STEPS = 3  # of the proof
 _NEVER_EQUIVALENT = ("redrawn", "altered")  # whoever allows them has asked for another training; the verdict still says so
 
 
@@ -86,16 +86,14 @@ def fit(
     (True, (), True)
     >>> fitted.undo()
     """
-    baseline = profile(step, simulate=True, progress=progress)
-    plan = plan_for(step, budget, allow=allow, levers=levers, progress=progress)
+    found = planned(step, budget, allow=allow, levers=levers, progress=progress)
     progress("verifying the plan")
-    verdict = verify(step, plan, limit_bytes=parse_bytes(budget), levers=levers, progress=progress)
-    if verdict.exactness not in _NEVER_EQUIVALENT:
+    verdict = prove(step, found.plan, found.plain, _STEPS, parse_bytes(budget), levers, progress)
+    if verdict.exactness not in _NEVER_EQUIVALENT and not _nothing_could_be_compared(verdict):
         require(verdict)
-    undo = apply_plan(step, plan, levers)
-    try:
-        ledger = profile(step, simulate=True, progress=progress) if plan.levers else baseline
-    except BaseException:
-        undo()
-        raise
-    return Fitted(step, plan, verdict, baseline, ledger, undo)
+    return Fitted(step, found.plan, verdict, found.plain, found.fitted, apply_plan(step, found.plan, levers))
+
+
+def _nothing_could_be_compared(verdict: Verdict) -> bool:
+    """Two samples are more than the budget holds, and dividing is all the plan does: neither a yes nor a no, and the verdict says so."""
+    return bool(verdict.not_compared) and not verdict.levers
