@@ -10,11 +10,13 @@ from dataclasses import dataclass, replace
 from memfit.applying import apply_levers
 from memfit.capture import capture
 from memfit.capture.op_times import OpCalls, timed
+from memfit.capture.simulation import built_without_memory
 from memfit.capture.speeds import speeds_here
 from memfit.errors import MemfitError
 from memfit.fingerprint import fingerprint
 from memfit.ledger import account
 from memfit.levers import LEVERS, CannotApply, Lever
+from memfit.levers.architecture import ArchitectureLever
 from memfit.levers.saved import table_option
 from memfit.planner.costs import seconds_of, timed_share
 from memfit.planner.explaining import alternatives, infeasible, planned_levers
@@ -77,8 +79,20 @@ def planned(
     if plain.process_high_bytes <= budget_bytes:
         return Planned(_empty(step, budget_bytes, plain, started), plain, plain)
     costed = with_times(plain, calls, progress)
+    if allow == "altered" and "architecture" in levers:
+        levers = {**levers, "architecture": ArchitectureLever(variants_of(step, device, progress))}
     progress("weighing techniques")
     return _Planning(step, budget_bytes, plain, costed, allow, device, levers, progress, started).planned()
+
+
+def variants_of(step: Step, device: str | None, progress: Callable[[str], None] = lambda words: None) -> dict[str, Ledger]:
+    """The ledgers of the steps that the user would accept as well, each built without memory and simulated, with times."""
+    found = {}
+    for name, build in step.variants.items():
+        progress(f"simulating the variant {name!r}")
+        calls = OpCalls()
+        found[name] = with_times(account(capture(built_without_memory(build), True, device, calls=calls)), calls, progress)
+    return found
 
 
 def with_times(plain: Ledger, calls: OpCalls, progress: Callable[[str], None] = lambda words: None) -> Ledger:
@@ -125,7 +139,9 @@ class _Planning:
                     break
                 most = fitted.peak_bytes - (fitted.process_high_bytes - self.budget) - _A_LITTLE
         lowest = min(seen, default=self.plain.process_high_bytes)
-        raise infeasible(self.budget, lowest, self.plain, self.allow, self._reachable(proposals, lowest))
+        variants = {name: ledger.process_high_bytes for name, ledger in variants_of(self.step, self.device, self.progress).items()}
+        reachable, split = self._reachable(proposals, lowest), self.levers.get("microbatch")
+        raise infeasible(self.budget, lowest, self.plain, self.allow, reachable, variants, split)
 
     def _captured(self, options: tuple[Option, ...]) -> Ledger | None:
         """The fitted step's own ledger; None where a lever refuses this step."""
