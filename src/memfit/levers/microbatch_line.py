@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from memfit.ledger.proportional import proportional_storages
 from memfit.ledger.timeline import last_op, live_bytes
@@ -40,14 +41,15 @@ class _Line:
                 ops[now] = replace(ops[now], workspace=ops[now].workspace + self._inside_draw(now, kind))
         return replace(self.trace, ops=tuple(ops), storages=(*storages, *added), batch_size=self.samples)
 
-    @property
+    @cached_property
     def _shrunk(self) -> Shrunk:
         return Shrunk(self.trace, self.growing, self.samples)
 
     def _of_samples(self, op: Op) -> Op:
         smaller = self._shrunk.op(op)
-        grows = op.phase != "optimizer" and self.growing.intersection((*op.inputs, *op.outputs))
-        return replace(smaller, seconds=op.seconds * self.samples / self.trace.batch_size) if op.seconds and grows else smaller
+        if smaller is op or op.seconds is None:
+            return smaller
+        return replace(smaller, seconds=op.seconds * self.samples / self.trace.batch_size)
 
     def _share(self, count: int) -> int:
         return self._shrunk.share(count)
