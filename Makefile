@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 TORCH := torch==2.13.0$(if $(filter Linux,$(shell uname -s)),+cpu)
 TORCH_INDEX := https://download.pytorch.org/whl/cpu
 
-.PHONY: help demo test lint bench-accuracy bench-frontier bench-simulation workspaces recipes clean
+.PHONY: help demo test lint bench-accuracy bench-frontier bench-planning bench-simulation workspaces recipes clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -42,6 +42,9 @@ bench-frontier: $(VENV)/everything  ## peak against time: memfit beside checkpoi
 
 bench-simulation: $(VENV)/everything  ## the time a simulation takes, against torch's own memory tracker
 	$(BIN)/python benchmarks/simulation_speed.py
+
+bench-planning: $(VENV)/everything  ## the time a plan takes, for 17 public models and a transformer of 48 layers (half an hour)
+	$(BIN)/python benchmarks/planning_speed.py
 
 workspaces: $(VENV)/everything  ## measure again what operators take inside, over the benchmark's models
 	$(BIN)/python benchmarks/workspaces.py

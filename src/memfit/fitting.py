@@ -9,14 +9,13 @@ from typing import Any
 from memfit.applying import apply_plan
 from memfit.errors import MemfitError
 from memfit.levers import LEVERS, Lever, Undo
-from memfit.planning import is_measured_as_a_whole, rewritten_by
-from memfit.planning import plan as plan_for
-from memfit.profiling import profile
-from memfit.proof import require, verify
+from memfit.planning import planned
+from memfit.proof import prove, require
 from memfit.records import Ledger, Plan, Verdict
 from memfit.step import Batch, Step
 from memfit.units import parse_bytes
 
+_STEPS = 3  # of the proof
 _NEVER_EQUIVALENT = ("redrawn", "altered")  # whoever allows them has asked for another training; the verdict still says so
 
 
@@ -106,23 +105,14 @@ def fit(
     (True, (), True)
     >>> fitted.undo()
     """
-    baseline = profile(step, simulate=True, progress=progress)
-    plan = plan_for(step, budget, allow=allow, levers=levers, progress=progress)
+    found = planned(step, budget, allow=allow, levers=levers, progress=progress)
     progress("verifying the plan")
-    verdict = verify(step, plan, limit_bytes=parse_bytes(budget), smaller_batch=smaller_batch, levers=levers, progress=progress)
-    if verdict.exactness not in _NEVER_EQUIVALENT:
+    verdict = prove(step, found.plan, found.plain, _STEPS, parse_bytes(budget), smaller_batch, levers, progress)
+    if verdict.exactness not in _NEVER_EQUIVALENT and not _nothing_could_be_compared(verdict):
         require(verdict)
-    undo = apply_plan(step, plan, levers)
-    try:
-        ledger = _fitted_ledger(step, plan, baseline, levers, progress)
-    except BaseException:
-        undo()
-        raise
-    return Fitted(step, plan, verdict, baseline, ledger, undo)
+    return Fitted(step, found.plan, verdict, found.plain, found.fitted, apply_plan(step, found.plan, levers))
 
 
-def _fitted_ledger(step: Step, plan: Plan, baseline: Ledger, levers: Mapping[str, Lever], progress: Callable[[str], None]) -> Ledger:
-    """Compiled code does not run under a recorder: there, what was measured before is what is known."""
-    if is_measured_as_a_whole(plan):
-        return rewritten_by(baseline, plan.levers, levers)
-    return profile(step, simulate=True, progress=progress) if plan.levers else baseline
+def _nothing_could_be_compared(verdict: Verdict) -> bool:
+    """Two samples are more than the budget holds, and dividing is all the plan does: neither a yes nor a no, and the verdict says so."""
+    return bool(verdict.not_compared) and not verdict.levers

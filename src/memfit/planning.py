@@ -5,14 +5,20 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from memfit.applying import apply_levers, option_of
+from memfit.capture import capture
+from memfit.capture.op_times import OpCalls, timed
+from memfit.capture.simulation import built_without_memory
 from memfit.capture.speeds import speeds_here
 from memfit.errors import MemfitError
 from memfit.fingerprint import fingerprint
+from memfit.ledger import account
 from memfit.levers import LEVERS, CannotApply, Lever
+from memfit.levers.architecture import ArchitectureLever
 from memfit.levers.saved import table_option
+from memfit.planner.costs import seconds_of, timed_share
 from memfit.planner.explaining import alternatives, infeasible, planned_levers
 from memfit.planner.proposing import Proposal, Proposals, Proposer, peak_inside
 from memfit.profiling import profile
@@ -21,7 +27,17 @@ from memfit.step import Step
 from memfit.units import parse_bytes
 
 _A_LITTLE = 1 << 20
+_NEARLY_ALL = 0.9  # of a step's seconds
 _SEARCH_SECONDS = (4.0, 2.0, 2.0, 2.0)  # rounds of proposing, capturing and proposing again with what the capture taught
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A plan, and the ledgers it was made with: of the plain step and of the fitted one, both predicted."""
+
+    plan: Plan
+    plain: Ledger
+    fitted: Ledger
 
 
 def plan(
@@ -41,15 +57,52 @@ def plan(
     >>> plan(step, "8GiB").levers  # a budget above the need changes nothing
     ()
     """
+    return planned(step, budget, allow=allow, device=device, levers=levers, progress=progress).plan
+
+
+def planned(
+    step: Step,
+    budget: str | int,
+    *,
+    allow: str = "reordered",
+    device: str | None = None,
+    levers: Mapping[str, Lever] = LEVERS,
+    progress: Callable[[str], None] = lambda words: None,
+) -> Planned:
+    """What `plan` finds, with the ledgers."""
     started = time.monotonic()
     budget_bytes = parse_bytes(budget)
     if allow not in EXACTNESS:
         raise MemfitError(f"There is no exactness {allow!r}: allow one of {', '.join(EXACTNESS)}.")
-    plain = profile(step, simulate=True, device=device, progress=progress)
+    calls = OpCalls()
+    plain = account(capture(step, True, device, progress, calls))
     if plain.process_high_bytes <= budget_bytes:
-        return _empty(step, budget_bytes, plain, started)
+        return Planned(_empty(step, budget_bytes, plain, started), plain, plain)
+    costed = with_times(plain, calls, progress)
+    if allow == "altered" and "architecture" in levers:
+        levers = {**levers, "architecture": ArchitectureLever(variants_of(step, device, progress))}
     progress("weighing techniques")
-    return _Planning(step, budget_bytes, plain, allow, device, levers, progress, started).plan()
+    return _Planning(step, budget_bytes, plain, costed, allow, device, levers, progress, started).planned()
+
+
+def variants_of(step: Step, device: str | None, progress: Callable[[str], None] = lambda words: None) -> dict[str, Ledger]:
+    """The ledgers of the steps that the user would accept as well, each built without memory and simulated, with times."""
+    found = {}
+    for name, build in step.variants.items():
+        progress(f"simulating the variant {name!r}")
+        calls = OpCalls()
+        found[name] = with_times(account(capture(built_without_memory(build), True, device, calls=calls)), calls, progress)
+    return found
+
+
+def with_times(plain: Ledger, calls: OpCalls, progress: Callable[[str], None] = lambda words: None) -> Ledger:
+    """A simulated step's ledger with the seconds its ops take on this machine; as it was for a device that is not here."""
+    assert plain.trace is not None
+    if not calls.by_op:
+        return plain
+    trace = timed(plain.trace, calls, seconds_of(plain.trace, speeds_here()).tolist(), progress)
+    seconds = float(seconds_of(trace, speeds_here()).sum())
+    return replace(plain, trace=replace(trace, step_seconds=seconds), step_seconds=seconds)
 
 
 @dataclass
@@ -57,15 +110,16 @@ class _Planning:
     step: Step
     budget: int
     plain: Ledger
+    timed: Ledger  # the same with what its ops cost
     allow: str
     device: str | None
     levers: Mapping[str, Lever]
     progress: Callable[[str], None]
     started: float
 
-    def plan(self) -> Plan:
+    def planned(self) -> Planned:
         """Propose, apply to simulated tensors, capture: what does not fit then is never shown."""
-        proposer = Proposer(self.plain, self.levers, self.allow, speeds_here())
+        proposer = Proposer(self.timed, self.levers, self.allow, speeds_here())
         refused, seen, most = set[str](), [], sys.maxsize
         for seconds in _SEARCH_SECONDS:
             proposals = proposer.propose(peak_inside(self.budget, most), seconds)
@@ -78,14 +132,16 @@ class _Planning:
             if fitted is None:
                 refused.add(_key(winner))
             elif fitted.process_high_bytes <= self.budget:
-                return self._plan(fitted, options, winner, proposals)
+                return Planned(self._plan(fitted, options, winner, proposals), self.plain, fitted)
             else:
                 seen.append(fitted.process_high_bytes)
                 if winner is proposals.lowest:
                     break
                 most = fitted.peak_bytes - (fitted.process_high_bytes - self.budget) - _A_LITTLE
         lowest = min(seen, default=self.plain.process_high_bytes)
-        raise infeasible(self.budget, lowest, self.plain, self.allow, self._reachable(proposals, lowest))
+        variants = {name: ledger.process_high_bytes for name, ledger in variants_of(self.step, self.device, self.progress).items()}
+        reachable, split = self._reachable(proposals, lowest), self.levers.get("microbatch")
+        raise infeasible(self.budget, lowest, self.plain, self.allow, reachable, variants, split)
 
     def _captured(self, options: tuple[Option, ...]) -> Ledger | None:
         """The fitted step's own ledger; None where a lever refuses this step. What was measured as a whole needs no capture."""
@@ -104,7 +160,7 @@ class _Planning:
             return found
         self.progress("weighing what looser classes would reach")
         for word in EXACTNESS[EXACTNESS.index(self.allow) + 1 :]:
-            looser = Proposer(self.plain, self.levers, word, speeds_here()).propose(lambda ledger: 0, _SEARCH_SECONDS[-1])
+            looser = Proposer(self.timed, self.levers, word, speeds_here()).propose(lambda ledger: 0, _SEARCH_SECONDS[-1])
             found[word] = looser.reachable[word]
         return found | {self.allow: lowest}
 
@@ -121,7 +177,13 @@ class _Planning:
             reachable_bytes=self._reachable(proposals),
             planning_seconds=time.monotonic() - self.started,
             step=fingerprint(self.step),
+            times=self._times(),
         )
+
+    def _times(self) -> str:
+        assert self.timed.trace is not None
+        share = timed_share(self.timed.trace, speeds_here())
+        return "measured" if share > _NEARLY_ALL else "measured in part" if share else "estimated"
 
 
 def _empty(step: Step, budget: int, plain: Ledger, started: float) -> Plan:

@@ -328,6 +328,7 @@ class Plan(Record):
     reachable_bytes: dict[str, int] = field(default_factory=dict)  # the lowest peak under each class of exactness
     planning_seconds: float = 0.0
     step: dict[str, str] = field(default_factory=dict)  # readable facts that tell the step it was made for
+    times: str = ""  # what costs rest on: "measured" on this machine op by op, "measured in part", "estimated"; "" where nothing costs
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,8 +351,11 @@ class Verdict(Record):
     loss: dict[str, float | None]  # reference and fitted: of the first step, summed over its phases
     worst: Worst
     compared: dict[str, int]  # how many gradients, buffers, rng, optimizer_state and parameters
-    levers: tuple[str, ...] = ()
+    levers: tuple[str, ...] = ()  # those that were on; what is said holds for these
     culprit: str = ""  # the lever to blame
     trajectory: dict[str, tuple[dict[str, float | None], ...]] = field(default_factory=dict)  # reference and fitted: each step's losses
     notes: tuple[str, ...] = ()
     seconds: float = 0.0
+    not_compared: tuple[str, ...] = ()  # levers of the plan that could not be on: nothing is said of them
+    samples: int = 0  # on which both steps were run
+    step_seconds: dict[str, float] = field(default_factory=dict)  # reference and fitted: of a step nobody looked into, where there was one

@@ -32,15 +32,34 @@ class Trial:
     def to_dict(self) -> dict[str, Any]:
         """The fitted step's profile, and what it was compared with."""
         fitted = self.fitted
+        slowdown, how = slowdown_of(fitted)
         return self.measured.to_dict() | {
             "schema": "memfit.fit/1",
             "baseline": fitted.baseline.to_dict(),
-            "slowdown": fitted.plan.predicted_slowdown,
+            "slowdown": slowdown,
+            "slowdown_is": how,
+            "slowdown_on_sample": _on_sample(fitted),
             "plan": fitted.plan.to_dict(),
             "verdict": fitted.verdict.to_dict(),
             "steps": len(self.losses),
             "losses": [_finite(loss) for loss in self.losses],
         }
+
+
+def slowdown_of(fitted: Fitted) -> tuple[float | None, str]:
+    """A ratio, measured where the proof could run the plain step on the whole batch beside the fitted one; else predicted."""
+    seen = _on_sample(fitted)
+    if seen is None or seen["samples"] < fitted.step.batch_size:
+        return fitted.plan.predicted_slowdown, "predicted"
+    return seen["slowdown"], "measured"
+
+
+def _on_sample(fitted: Fitted) -> dict[str, Any] | None:
+    """What the proof measured on its samples, a single step each; nothing where no lever, or not every one, was on."""
+    verdict = fitted.verdict
+    if not verdict.levers or verdict.not_compared or not verdict.step_seconds:
+        return None
+    return {"samples": verdict.samples, "slowdown": verdict.step_seconds["fitted"] / verdict.step_seconds["reference"]}
 
 
 def try_out(fitted: Fitted, steps: int, progress: Callable[[str], None] = lambda words: None) -> Trial:

@@ -34,7 +34,7 @@ def plan() -> Plan:
         Alternative("nothing", "", "bitwise", 0, 0.0, "no faster, and changes more"),
     )
     reachable = {"reordered": 592928500, "rounded": 400 * MIB, "bitwise": 900 * MIB}
-    return Plan(True, 2 * GIB, 1300 * MIB, 1900 * MIB, 1.124, "reordered", levers, lost, reachable, 8.8)
+    return Plan(True, 2 * GIB, 1300 * MIB, 1900 * MIB, 1.124, "reordered", levers, lost, reachable, 8.8, times="measured")
 
 
 def empty_plan() -> Plan:
@@ -42,17 +42,17 @@ def empty_plan() -> Plan:
 
 
 def untimed_plan() -> Plan:
-    return replace(plan(), predicted_slowdown=None, alternatives=(), reachable_bytes={})
+    return replace(plan(), predicted_slowdown=None, alternatives=(), reachable_bytes={}, times="")
 
 
 def fitted_inside(console: Console) -> None:
-    actual = replace(measured(), process_bytes=1950 * MIB)
-    print_fit(fit_view(predicted(), replace(predicted(), peak_bytes=GIB), actual, 2 * GIB, 1.124, [f"0.{n}" for n in range(20)]), console)
+    actual, losses = replace(measured(), process_bytes=1950 * MIB), [f"0.{n}" for n in range(20)]
+    print_fit(fit_view(predicted(), replace(predicted(), peak_bytes=GIB), actual, 2 * GIB, (1.124, "predicted"), losses), console)
 
 
 def fitted_outside(console: Console) -> None:
     actual = replace(measured(), process_bytes=3 * GIB, step_seconds=None)
-    print_fit(fit_view(predicted(), predicted(), actual, 2 * GIB, 1.0, ["1.5 + 2.25"]), console)
+    print_fit(fit_view(predicted(), predicted(), actual, 2 * GIB, (1.0, "predicted"), ["1.5 + 2.25"]), console)
 
 
 def checked_yes(console: Console) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -10,9 +11,11 @@ import torch
 
 import memfit
 from memfit import fitting
+from memfit.applying import apply_levers
 from memfit.errors import Infeasible, MemfitError, NotEquivalent
 from memfit.levers import LEVERS, Undo
-from memfit.records import Option, Plan
+from memfit.planning import Planned
+from memfit.records import Option
 from memfit.running import Running
 from memfit.step import Step
 from small_levers import CHECKPOINT, NOTHING, SPLIT, WRONG, SmallLever, plan_of
@@ -46,10 +49,13 @@ def two_plain_steps(step: Step) -> None:
 def planned(monkeypatch: pytest.MonkeyPatch, *levers: SmallLever) -> dict[str, Any]:
     """Let `fit` use a plan that a small step would never need; the answer is what to hand to it."""
 
-    def plan(step: Step, budget: object, **options: object) -> Plan:
-        return plan_of(step, *levers)
+    def plan(step: Step, budget: object, **options: object) -> Planned:
+        plain, plan = memfit.profile(step, simulate=True), plan_of(step, *levers)
+        with apply_levers(step, plan.levers, {lever.name: lever for lever in levers}), suppress(MemfitError):  # hooks are not simulated
+            return Planned(plan, plain, memfit.profile(step, simulate=True))
+        return Planned(plan, plain, plain)
 
-    monkeypatch.setattr(fitting, "plan_for", plan)
+    monkeypatch.setattr(fitting, "planned", plan)
     return {"budget": ENOUGH, "levers": {lever.name: lever for lever in levers}}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from memfit.capture.op_times import OpCalls
 from memfit.capture.real import capture_real, device_of
 from memfit.capture.simulated import capture_simulated
 from memfit.errors import MemfitError
@@ -16,10 +17,21 @@ __all__ = ["capture"]
 Progress = Callable[[str], None]
 
 
-def capture(step: Step, simulate: bool = False, device: str | None = None, progress: Progress = lambda words: None) -> Trace:
-    """One steady step as a Trace; `simulate` allocates nothing, and may be for a `device` that is not here."""
+def capture(
+    step: Step,
+    simulate: bool = False,
+    device: str | None = None,
+    progress: Progress = lambda words: None,
+    calls: OpCalls | None = None,
+) -> Trace:
+    """One steady step as a Trace; `simulate` allocates nothing, and may be for a `device` that is not here.
+
+    `calls` takes the operator calls of a simulated step that could be timed on this machine.
+    """
     with _functional_gradients_refused():
-        return _capture(step, simulate, device, progress)
+        if simulate:
+            return capture_simulated(step, device, progress, calls)
+        return _really(step, device, progress)
 
 
 @contextmanager
@@ -35,9 +47,7 @@ def _functional_gradients_refused() -> Iterator[None]:
         ) from error
 
 
-def _capture(step: Step, simulate: bool, device: str | None, progress: Progress) -> Trace:
-    if simulate:
-        return capture_simulated(step, device, progress)
+def _really(step: Step, device: str | None, progress: Progress) -> Trace:
     if device is not None and device.split(":")[0] != device_of(step):
         raise MemfitError(
             f"This step is built on {device_of(step)}, so a real run happens there, not on {device}: "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from torch.optim import Optimizer
 
@@ -11,6 +12,7 @@ from memfit.capture.devices import Device, device_named
 from memfit.capture.fake_recorder import FakeRecorder
 from memfit.capture.labels import labelled
 from memfit.capture.models import models_of, with_states_from_the_start
+from memfit.capture.op_times import OpCalls
 from memfit.capture.process import base_bytes, predicted_process
 from memfit.capture.real import device_of
 from memfit.capture.simulation import simulated
@@ -20,20 +22,20 @@ from memfit.records import Process, Trace
 from memfit.step import Step
 
 
-def capture_simulated(step: Step, device: str | None, progress: Callable[[str], None]) -> Trace:
-    """The steady step, predicted."""
+def capture_simulated(step: Step, device: str | None, progress: Callable[[str], None], calls: OpCalls | None = None) -> Trace:
+    """The steady step, predicted; `calls` is told of every op that could be timed here."""
     target = device_named(device or device_of(step))
     base = base_bytes(step)
     progress("simulating the step")
     with simulated(step) as fake, target.rules(fake):
         first = all(_is_new(optimizer) for optimizer in fake.optimizers)
         if not first:
-            _record(fake, target)
-        recorder, modules, workspaces = _record(fake, target)
+            _record(fake, target, calls)
+        recorder, modules, workspaces = _record(fake, target, calls)
         growth = 0
         if recorder.left_over():  # made once and kept, replaced by every step, or a leak: a second one tells
             earlier = recorder
-            recorder, modules, workspaces = _record(fake, target)
+            recorder, modules, workspaces = _record(fake, target, calls)
             growth = min(earlier.left_over(), recorder.left_over())
         models = models_of(fake, modules)
     taken = workspaces.of_ops(recorder.made_by_ops(), progress)
@@ -65,11 +67,17 @@ def _is_new(optimizer: Optimizer) -> bool:
     return type(optimizer).__module__.startswith("torch.optim") and not optimizer.state
 
 
-def _record(step: Step, target: Device) -> tuple[FakeRecorder, ModulePath, Workspaces]:
+def _record(step: Step, target: Device, calls: OpCalls | None) -> tuple[FakeRecorder, ModulePath, Workspaces]:
     for optimizer in step.optimizers:
         optimizer.zero_grad()
     workspaces, modules = Workspaces(), ModulePath(step.models)
-    recorder = FakeRecorder(modules, on_op=workspaces.note if target.measures_workspaces else None)
+
+    def note(*op: Any) -> None:
+        workspaces.note(*op)
+        if calls is not None:
+            calls.note(*op)
+
+    recorder = FakeRecorder(modules, on_op=note if target.measures_workspaces else None)
     with labelled(recorder, step), recorder:
         step.run(step.batch, recorder, schedule=False)
     return recorder, modules, workspaces

@@ -53,8 +53,11 @@ def fit_command(target: str, budget: str, allow: str, steps: int, as_json: bool)
 
 def print_trial(trial: Trial, screen: Console) -> None:
     """The plan, its proof, and how it ran."""
+    from memfit.trial import slowdown_of
+
     fitted, plan = trial.fitted, trial.fitted.plan
     print_plan(plan, screen)
     print_verdict(fitted.verdict, screen)
-    view = fit_view(fitted.baseline, fitted.ledger, trial.measured, plan.budget_bytes, plan.predicted_slowdown, trial.losses_in_words)
+    slowdown = slowdown_of(fitted)
+    view = fit_view(fitted.baseline, fitted.ledger, trial.measured, plan.budget_bytes, slowdown, trial.losses_in_words)
     print_fit(view, screen)

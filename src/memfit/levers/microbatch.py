@@ -43,7 +43,7 @@ class MicroBatch:
         return Option(self.name, name, exactness, {"size": size, **settings}, f"random numbers differ: {why}" if why else "")
 
     def rewrite(self, ledger: Ledger, option: Option) -> Ledger:
-        """The line of one micro-batch; its seconds are those of all of them, taken to be the whole batch's."""
+        """The line of one micro-batch; the step's seconds are those of all of them, taken to be the whole batch's."""
         line = micro_batch_line(trace_of(ledger), option.settings["size"], replays=option.exactness == "reordered")
         return rewritten(ledger, line)
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from memfit.ledger.proportional import proportional_storages
 from memfit.ledger.timeline import last_op, live_bytes
 from memfit.levers.drawn import draw_kind
 from memfit.levers.shrunk import Shrunk
-from memfit.records import Storage, Trace
+from memfit.records import Op, Storage, Trace
 
 
 def micro_batch_line(trace: Trace, size: int, replays: bool) -> Trace:
@@ -33,16 +34,22 @@ class _Line:
         spans = {loss: (first, last) for loss, first, last in _spans(self.trace)}
         storages = [self._smaller(number, storage) for number, storage in enumerate(self.trace.storages)]
         added = [extra for number, storage in enumerate(self.trace.storages) for extra in self._beside(number, storage, spans)]
-        ops = [self._shrunk.op(op) for op in self.trace.ops]
+        ops = [self._of_samples(op) for op in self.trace.ops]
         if self.replays:
             for now, kind in self._draws():
                 added.append(self._kept(now, kind, spans[ops[now].loss]))
                 ops[now] = replace(ops[now], workspace=ops[now].workspace + self._inside_draw(now, kind))
         return replace(self.trace, ops=tuple(ops), storages=(*storages, *added), batch_size=self.samples)
 
-    @property
+    @cached_property
     def _shrunk(self) -> Shrunk:
         return Shrunk(self.trace, self.growing, self.samples)
+
+    def _of_samples(self, op: Op) -> Op:
+        smaller = self._shrunk.op(op)
+        if smaller is op or op.seconds is None:
+            return smaller
+        return replace(smaller, seconds=op.seconds * self.samples / self.trace.batch_size)
 
     def _share(self, count: int) -> int:
         return self._shrunk.share(count)

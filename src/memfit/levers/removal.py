@@ -8,6 +8,8 @@ from math import prod
 
 from memfit.records import Op, Storage, Trace
 
+_PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
+
 
 def word(op: Op) -> str:
     """An operator's own name, without its namespace and overload: "mul"."""
@@ -45,11 +47,21 @@ def first_backward(trace: Trace, maker: int) -> int:
 
 
 def without(trace: Trace, gone: Collection[int], added: Iterable[Storage], inside: Mapping[int, int]) -> Trace:
-    """The trace without some storages, with others in their place; `inside` gives ops another workspace."""
+    """The trace without some storages, with others in their place; `inside` gives ops another workspace.
+
+    Products are still computed, piece by piece: their seconds stay. What only passes over a storage that is gone costs what is left of it.
+    """
     touched = {trace.storages[s].born for s in gone}
     storages = [replace(s, bytes=0) if number in gone else s for number, s in enumerate(trace.storages)]
     ops = [
-        replace(op, workspace=inside.get(number, 0), workspace_error=inside.get(number, 0)) if number in touched or number in inside else op
+        replace(
+            op,
+            workspace=inside.get(number, 0),
+            workspace_error=inside.get(number, 0),
+            seconds=op.seconds if word(op) in _PRODUCTS else None,
+        )
+        if number in touched or number in inside
+        else op
         for number, op in enumerate(trace.ops)
     ]
     return replace(trace, ops=tuple(ops), storages=(*storages, *added))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 from memfit.records import EXACTNESS, Ledger, Option
@@ -29,11 +30,18 @@ class Rewriter(Protocol):
 
 @dataclass(frozen=True)
 class Combination:
-    """Options in the order they are applied, and the ledger after them."""
+    """Options in the order they are applied, and the ledger after them: that of a micro-batch is made when it is first asked for."""
 
     options: tuple[Option, ...]
-    ledger: Ledger
+    whole: Ledger  # after all options but that of micro-batches
     repeats: int = 1  # how often the ledger's line runs in a step: micro-batches
+    beside: float = 0.0  # seconds that levers add to a step without adding to any op of it
+    divide: Callable[[Ledger, Option], Ledger] | None = None
+
+    @cached_property
+    def ledger(self) -> Ledger:
+        """After all options."""
+        return self.whole if self.divide is None else self.divide(self.whole, self.options[-1])
 
     @property
     def slowdown(self) -> float | None:
@@ -58,10 +66,21 @@ def _joined(combination: Combination, word: str, lever: Rewriter, options: Seque
     for option in options:
         if present & {*lever.excludes, *option.settings.get("excludes", ())}:
             continue
-        after = lever.rewrite(combination.ledger, option)
-        if word == "microbatch" or helps(combination.ledger, after):
-            repeats = -(-combination.ledger.batch_size // option.settings["size"]) if word == "microbatch" else combination.repeats
-            yield Combination((*combination.options, option), after, repeats)
+        joined = (*combination.options, option)
+        if word == "microbatch":
+            repeats = -(-combination.whole.batch_size // option.settings["size"])
+            yield Combination(joined, combination.whole, repeats, combination.beside, lever.rewrite)
+            continue
+        after = lever.rewrite(combination.whole, option)
+        if helps(combination.whole, after):
+            yield Combination(joined, after, 1, combination.beside + _beside_ops(combination.whole, after))
+
+
+def _beside_ops(before: Ledger, after: Ledger) -> float:
+    """What a lever that leaves every op as it is adds to a step: memory given back has to be asked for again."""
+    if before.trace is None or after.trace is None or before.trace.ops is not after.trace.ops:
+        return 0.0
+    return (after.step_seconds or 0.0) - (before.step_seconds or 0.0)
 
 
 def is_allowed(option: Option, allowed: str) -> bool:

@@ -10,19 +10,45 @@ from numpy.typing import NDArray
 from memfit.records import Op, Speeds, Trace
 
 _OVERHEAD = 5e-6  # of any call
+_EMPTY = ("empty", "new_empty")
 _MULTIPLIES = ("mm.", "bmm.", "addmm.", "baddbmm.", "linear.")
 
 
 def seconds_of(trace: Trace, speeds: Speeds) -> NDArray[np.float64]:
-    """Seconds of every op: as it was timed in a real run, or estimated from its work and its bytes."""
-    if all(op.seconds is not None for op in trace.ops) and not trace.predicted:
-        return np.array([op.seconds for op in trace.ops], dtype=np.float64)
-    return np.array([_estimate(trace, op, speeds) for op in trace.ops], dtype=np.float64)
+    """Seconds of every op: as it was timed, or estimated from its work and its bytes, in the measure of those of its kind that were."""
+    estimates = np.array([_estimate(trace, op, speeds) for op in trace.ops], dtype=np.float64)
+    known = np.array([np.nan if op.seconds is None else op.seconds for op in trace.ops], dtype=np.float64)
+    timed = ~np.isnan(known)
+    ratios = _ratios(trace, estimates, known, timed)
+    return np.where(timed, known, estimates * [ratios.get(op.name, 1.0) for op in trace.ops])
+
+
+def timed_share(trace: Trace, speeds: Speeds) -> float:
+    """How much of a step's seconds was timed and not estimated."""
+    seconds = seconds_of(trace, speeds)
+    return float(seconds[[op.seconds is not None for op in trace.ops]].sum() / seconds.sum())
+
+
+def _ratios(trace: Trace, estimates: NDArray[np.float64], known: NDArray[np.float64], timed: NDArray[np.bool_]) -> dict[str, float]:
+    """Of timed to estimated seconds, by operator."""
+    sums: dict[str, tuple[float, float]] = {}
+    for number in np.flatnonzero(timed):
+        before = sums.get(trace.ops[number].name, (0.0, 0.0))
+        sums[trace.ops[number].name] = before[0] + float(known[number]), before[1] + float(estimates[number])
+    return {name: took / estimated for name, (took, estimated) in sums.items()}
 
 
 def _estimate(trace: Trace, op: Op, speeds: Speeds) -> float:
+    if _only_looks(op):
+        return _OVERHEAD
     touched = sum(trace.storages[s].bytes for s in {*op.inputs, *op.outputs})
     return _flops(trace, op) / speeds.flops + touched / speeds.bytes + _OVERHEAD
+
+
+def _only_looks(op: Op) -> bool:
+    """A view of what is there, or memory that nobody has written to yet."""
+    word = op.name.removeprefix("aten.").split(".")[0]
+    return word.startswith(_EMPTY) or (set(op.outputs) <= set(op.inputs) and not word.endswith("_") and not op.name.endswith("out"))
 
 
 def _flops(trace: Trace, op: Op) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from memfit.errors import Infeasible
 from memfit.planner.combining import Rewriter
@@ -12,6 +12,8 @@ from memfit.units import format_bytes
 
 _MOST_SHOWN = 5
 _ALMOST = 1.02
+_DEVICES = (2, 4, 8)
+_WORTH_IT = 0.9  # of the lowest: less is not worth other machines
 
 
 def planned_levers(
@@ -49,20 +51,52 @@ def _why_it_lost(loser: Proposal, winner: Proposal) -> str:
     return "no faster, and changes more"
 
 
-def infeasible(budget: int, lowest: int, plain: Ledger, allowed: str, reachable: dict[str, int]) -> Infeasible:
-    """What to say when nothing fits."""
+def infeasible(
+    budget: int, lowest: int, plain: Ledger, allowed: str, reachable: dict[str, int], variants: Mapping[str, int], split: Rewriter | None
+) -> Infeasible:
+    """What to say when nothing fits. `variants` are what the step's own take, and `split` is the lever that divides a batch."""
     process = plain.process
     parts = {
         "interpreter and libraries": process.base_bytes,
         "loader workers": process.workers_bytes,
-        "parameters, gradients and optimizer": sum(plain.by_category[k] for k in ("parameters", "gradients", "optimizer")),
+        "parameters, gradients and optimizer": _kept_by_all(plain),
     }
     filled = ", ".join(f"{what} {format_bytes(size)}" for what, size in parts.items() if size)
-    looser = [c for c in EXACTNESS[EXACTNESS.index(allowed) + 1 :] if reachable.get(c, lowest) < lowest]
-    help_ = "".join(f"\n  - allow {c}: {format_bytes(reachable[c])}" for c in looser)
+    looser = {c: reachable[c] for c in EXACTNESS[EXACTNESS.index(allowed) + 1 :] if reachable.get(c, lowest) < lowest}
+    help_ = [f"allow {c}: {format_bytes(size)}" for c, size in looser.items()]
+    smaller = {name: size for name, size in variants.items() if size < lowest}
+    help_ += [f"the variant {name!r}, as it is: {format_bytes(size)} (another training)" for name, size in smaller.items()]
+    help_ += devices_that_would_help(plain, budget, lowest, split)
+    help_ += [f"a budget of {format_bytes(lowest)} or more", "a smaller batch or model"]
+    listed = "".join(f"\n  - {what}" for what in help_)
     message = (
         f"This step does not fit {format_bytes(budget)}: the lowest that can be reached with {allowed} techniques is "
         f"{format_bytes(lowest)} (upper end of the prediction).\nWhat fills it: {filled}; the rest is the highest moment of the passes."
-        f"\nWhat would help:{help_}\n  - a budget of {format_bytes(lowest)} or more\n  - a smaller batch or model"
+        f"\nWhat would help:{listed}"
     )
     return Infeasible(message, lowest, reachable)
+
+
+def devices_that_would_help(plain: Ledger, budget: int, lowest: int, split: Rewriter | None) -> Iterator[str]:
+    """The fewest devices on which it would fit, or the most that are thought of: each with a part of the batch, or of what all keep."""
+    if split is None:
+        return
+    options = {-(-plain.batch_size // option.settings["size"]): option for option in split.options(plain)}
+    parts = {n: split.rewrite(plain, options[n]).process_high_bytes for n in _DEVICES if n in options}
+    if (found := _fewest(parts, budget)) and found[1] < lowest:
+        yield f"{found[0]} devices with a part of the batch each: about {format_bytes(found[1])} each (data parallel, an estimate)"
+    shared = {n: lowest - _kept_by_all(plain) * (n - 1) // n for n in _DEVICES if options}
+    if (found := _fewest(shared, budget)) and found[1] < _WORTH_IT * lowest:
+        yield (
+            f"{found[0]} devices that also share parameters, gradients and optimizer states: about {format_bytes(found[1])} each "
+            "(sharded data parallel, an estimate)"
+        )
+
+
+def _fewest(sizes: Mapping[int, int], budget: int) -> tuple[int, int] | None:
+    enough = [(n, size) for n, size in sizes.items() if size <= budget]
+    return min(enough, default=max(sizes.items(), default=None))
+
+
+def _kept_by_all(plain: Ledger) -> int:
+    return sum(plain.by_category[k] for k in ("parameters", "gradients", "optimizer"))

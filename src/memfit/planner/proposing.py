@@ -60,22 +60,39 @@ class Proposer:
         self.combinations = list(combinations(ledger, levers, allowed))
         self._searches: dict[int, Search] = {}
         self._seconds: dict[int, float] = {}
+        self._of_wholes: dict[int, tuple[float, int]] = {}  # seconds and ops of ledgers that are divided
 
     def propose(self, limit: Limit, seconds: float) -> Proposals:
         """Weigh combinations; what stays under `limit`, the peak that a ledger's step may have, comes fastest first.
 
-        Those that are fastest without any table come first, and those that are slower than what was found are left out.
+        Those that are fastest without any table come first, and those that are slower than what was found are left out. When the time
+        is over and nothing fits, only those that divide the batch most are still looked at.
         """
         result = Proposals(self._base(0))
         deadline = time.thread_time() + seconds
-        order = sorted(range(len(self.combinations)), key=self._base)
+        order = sorted(range(len(self.combinations)), key=self._at_least)
+        most = max(combination.repeats for combination in self.combinations)
         for turn, place in enumerate(order):
-            if result.fitting and self._base(place) >= min(p.seconds for p in result.fitting):
+            if result.fitting and self._at_least(place) >= min(p.seconds for p in result.fitting):
                 break
-            share = (deadline - time.thread_time()) / min(_AT_ONCE, len(order) - turn)
-            self._weigh(place, limit, max(_LEAST_SECONDS, share), result)
+            left = deadline - time.thread_time()
+            if left < 0 and 1 < self.combinations[place].repeats < most:
+                continue
+            self._weigh(place, limit, max(_LEAST_SECONDS, left / min(_AT_ONCE, len(order) - turn)), result)
         result.fitting.sort(key=lambda proposal: (proposal.seconds, len(proposal.combination.options)))
         return result
+
+    def _at_least(self, place: int) -> float:
+        """What `_base` gives or a little less, without making the line of a micro-batch: all of them together do the whole batch's work."""
+        combination = self.combinations[place]
+        if combination.repeats == 1:
+            return self._base(place)
+        if id(combination.whole) not in self._of_wholes:
+            trace = combination.whole.trace
+            assert trace is not None
+            self._of_wholes[id(combination.whole)] = float(seconds_of(trace, self.speeds).sum()), len(trace.ops)
+        seconds, ops = self._of_wholes[id(combination.whole)]
+        return seconds + ops * _SECONDS_OF_A_PART * combination.repeats + combination.beside
 
     def _base(self, place: int) -> float:
         """Seconds of a step with a combination on, and no table; every part of a batch costs a little by itself."""
@@ -85,8 +102,9 @@ class Proposer:
                 return self._base(0) * combination.slowdown
             assert combination.ledger.trace is not None  # rewritten ledgers carry theirs
             seconds = seconds_of(combination.ledger.trace, self.speeds)
+            once = float(seconds[[op.phase == "optimizer" for op in combination.ledger.trace.ops]].sum())
             extra = len(seconds) * _SECONDS_OF_A_PART if combination.repeats > 1 else 0.0
-            self._seconds[place] = (float(seconds.sum()) + extra) * combination.repeats
+            self._seconds[place] = once + (float(seconds.sum()) - once + extra) * combination.repeats + combination.beside
         return self._seconds[place]
 
     def _search(self, place: int) -> Search:

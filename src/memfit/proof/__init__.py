@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from memfit.proof.verifying import require, verify
+from memfit.proof.verifying import prove, require, verify
 
-__all__ = ["require", "verify"]
+__all__ = ["prove", "require", "verify"]

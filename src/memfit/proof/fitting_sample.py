@@ -10,7 +10,7 @@ from memfit.errors import MemfitError
 from memfit.profiling import profile
 from memfit.proof.kept_in_file import kept_in_file
 from memfit.proof.sampling import first_samples
-from memfit.records import PlannedLever
+from memfit.records import Ledger, PlannedLever
 from memfit.step import Batch, Step
 from memfit.units import format_bytes
 
@@ -27,10 +27,18 @@ class Sample:
     in_file: bool = False
 
 
-def sample_inside(step: Step, limit_bytes: int | None, wants_float64: bool, smaller_batch: Batch = None) -> Sample:
+def sample_inside(
+    step: Step,
+    limit_bytes: int | None,
+    wants_float64: bool,
+    plain: Ledger | None = None,
+    smaller_batch: Batch = None,
+    least: int = 1,
+) -> Sample:
     """The largest part of the batch on which the plain step, in float64 too if wanted, is predicted to stay inside the limit.
 
-    Where not even one sample does, it is the user's smaller batch, if there is one.
+    `plain` is the ledger of the step on all of it, where that is known already. Where not even `least` samples do, it is the user's
+    smaller batch, if there is one, or as many with what autograd keeps in a file.
     """
     if limit_bytes is None:
         return Sample(step)
@@ -41,21 +49,23 @@ def sample_inside(step: Step, limit_bytes: int | None, wants_float64: bool, smal
     for size in sizes:  # with float64, unless that leaves a single sample, which says little of a batch
         if size not in (whole, 1) and base + (needs[whole][0] - base) * size // whole > limit_bytes:
             continue  # samples alone would fill it: not worth a simulation
-        ledger = profile(replace(step, batch=first_samples(step.batch, size)), simulate=True)
+        known = plain if size == whole else None
+        ledger = known or profile(replace(step, batch=first_samples(step.batch, size)), simulate=True)
         needs[size] = ledger.process_high_bytes, ledger.process_high_bytes + ledger.high_bytes  # plain, and in float64
         base = ledger.process.base_bytes
         if wants_float64 and needs[size][1] <= limit_bytes and (size > 1 or whole == 1):
             return _cut(step, size, True, needs[whole][0], limit_bytes)
         if not wants_float64 and needs[size][0] <= limit_bytes:
             return _cut(step, size, False, needs[whole][0], limit_bytes)
-    for size in needs:
-        if needs[size][0] <= limit_bytes:
-            return _cut(step, size, False, needs[whole][0], limit_bytes)
+    inside = [size for size in needs if needs[size][0] <= limit_bytes]
+    if inside and inside[0] >= min(least, whole):
+        return _cut(step, inside[0], False, needs[whole][0], limit_bytes)
     if smaller_batch is not None:
         return _on_smaller(step, smaller_batch, limit_bytes, wants_float64, needs[sizes[-1]][0])
-    if in_file := next((size for size in sizes if _need_in_file(step, size) <= limit_bytes), None):
-        cut = _cut(step, in_file, False, needs[whole][0], limit_bytes)
-        return replace(cut, in_file=True, notes=(*cut.notes, _IN_FILE))
+    for size in dict.fromkeys((min(least, whole), 1)):
+        if _need_in_file(step, size) <= limit_bytes:
+            cut = _cut(step, size, False, needs[whole][0], limit_bytes)
+            return replace(cut, in_file=True, notes=(*cut.notes, _IN_FILE))
     raise MemfitError(
         f"The plain step cannot be run inside {format_bytes(limit_bytes)}: a single sample is predicted to need "
         f"{format_bytes(needs[sizes[-1]][0])}, so there is nothing to compare with, and with what autograd keeps in a file "
@@ -98,19 +108,17 @@ def _cut(step: Step, size: int, float64: bool, needed: int, limit: int) -> Sampl
     return Sample(replace(step, batch=first_samples(step.batch, size)), float64, (note,))
 
 
-def levers_for(planned: Sequence[PlannedLever], whole: int, samples: int) -> tuple[tuple[PlannedLever, ...], tuple[str, ...]]:
-    """A plan's levers as they are compared on fewer samples, and what has to be said of it: micro-batches get smaller with the batch.
+def levers_for(planned: Sequence[PlannedLever], whole: int, samples: int) -> tuple[PlannedLever, ...]:
+    """A plan's levers as they are compared on fewer samples: micro-batches get smaller with the batch, and a single one is not divided.
 
     >>> rows = [PlannedLever("microbatch", "4 of 4", "reordered", settings={"size": 4, "batch": 16})]
-    >>> levers_for(rows, 16, 4)[0][0].settings["size"], levers_for(rows, 16, 1)[0]
+    >>> levers_for(rows, 16, 4)[0].settings["size"], levers_for(rows, 16, 1)
     (1, ())
     """
-    if samples == whole or not any(lever.name == "microbatch" for lever in planned):
-        return tuple(planned), ()
-    if samples == 1:
-        note = "microbatch was not compared: a single sample cannot be divided, and two do not fit the limit."
-        return tuple(lever for lever in planned if lever.name != "microbatch"), (note,)
-    return tuple(_smaller(lever, whole, samples) if lever.name == "microbatch" else lever for lever in planned), ()
+    if samples == whole:
+        return tuple(planned)
+    able = [lever for lever in planned if lever.name != "microbatch" or samples > 1]
+    return tuple(_smaller(lever, whole, samples) if lever.name == "microbatch" else lever for lever in able)
 
 
 def _smaller(lever: PlannedLever, whole: int, samples: int) -> PlannedLever:

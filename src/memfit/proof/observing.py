@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,6 +16,8 @@ from memfit.proof.shelf import Shelf
 from memfit.running import Guard
 from memfit.step import Phase, Step
 
+_LOOKED_INTO = ("gradients", "later")  # what is kept of the first steps' gradients, which takes time
+
 
 @dataclass
 class Outcome:
@@ -24,15 +27,23 @@ class Outcome:
     losses: list[dict[str, float]] = field(default_factory=list)  # of each step, by phase
     failure: str = ""  # why it could not be run
     skipped: int = 0  # steps that a guard did not let happen
+    seconds: list[float] = field(default_factory=list)  # of each step
+
+    @property
+    def step_seconds(self) -> float | None:
+        """Of the shortest step that ran without being looked into; None where every one was."""
+        return min(self.seconds[len(_LOOKED_INTO) :], default=None)
 
 
 def observe(step: Step, places: Places, batches: Iterable[Any], *wanted: str) -> Outcome:
     """Run a step on each batch; the first is looked at closely, and the second for what the first has left in a lever's hands."""
     outcome = Outcome(Shelf(*wanted))
     for number, batch in enumerate(batches):
-        watcher = _GradientsKept(step, places, outcome, ("gradients", "later")[number] if number < 2 else "")
+        watcher = _GradientsKept(step, places, outcome, _LOOKED_INTO[number] if number < len(_LOOKED_INTO) else "")
         with _guard_watched(step, watcher):
+            started = time.perf_counter()
             losses = step.run(batch, watcher, schedule=False)
+            outcome.seconds.append(time.perf_counter() - started)
         if number == 0:
             places.shelve_state(step, outcome.shelf)
         outcome.losses.append({name or "loss": float(loss) for name, loss in losses.items()})

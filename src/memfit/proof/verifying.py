@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from memfit.applying import refuse_another_step
 from memfit.errors import NotEquivalent
@@ -15,8 +16,9 @@ from memfit.proof.culprit import culprit_of
 from memfit.proof.determinism import deterministic
 from memfit.proof.fitted import Judgement, judge
 from memfit.proof.fitting_sample import levers_for, sample_inside
+from memfit.proof.observing import Outcome
 from memfit.proof.reference import Reference
-from memfit.records import Plan, Verdict, Worst, loosest
+from memfit.records import Ledger, Plan, PlannedLever, Verdict, Worst, loosest
 from memfit.step import Batch, Step
 
 _BY_DESIGN = {
@@ -50,11 +52,26 @@ def verify(
     >>> verdict.equivalent, verdict.compared["gradients"]
     (True, 2)
     """
+    return prove(step, plan, None, steps, limit_bytes, smaller_batch, levers, progress)
+
+
+def prove(
+    step: Step,
+    plan: Plan,
+    plain: Ledger | None,
+    steps: int,
+    limit_bytes: int | None,
+    smaller_batch: Batch,
+    levers: Mapping[str, Lever],
+    progress: Callable[[str], None],
+) -> Verdict:
+    """What `verify` does; `plain` is the plain step's ledger where it is known already."""
     started = time.perf_counter()
     refuse_another_step(step, plan)
     claimed = loosest(lever.exactness for lever in plan.levers)
-    sample = sample_inside(step, limit_bytes, claimed == "reordered", smaller_batch)
-    planned, unsaid = levers_for(plan.levers, step.batch_size, sample.step.batch_size)
+    divides = any(lever.name == "microbatch" for lever in plan.levers)
+    sample = sample_inside(step, limit_bytes, claimed == "reordered", plain, smaller_batch, least=2 if divides else 1)
+    planned = levers_for(plan.levers, step.batch_size, sample.step.batch_size)
     reference = Reference(sample.step, steps, sample.float64, progress, sample.in_file)
     with deterministic():
         judgement = judge(reference, planned, levers)
@@ -62,8 +79,25 @@ def verify(
         if not judgement.same and not culprit:
             progress("looking for the lever to blame")
             culprit = culprit_of(reference, planned, levers)
-    notes = (*sample.notes, *unsaid, *_notes(reference, judgement, culprit))
-    return _verdict(plan, reference, judgement, culprit, notes, time.perf_counter() - started)
+    left_out = tuple(lever.name for lever in plan.levers if lever.name not in {row.name for row in planned})
+    notes = (*sample.notes, *_left_out(left_out, planned), *_notes(reference, judgement, culprit))
+    verdict = _verdict(planned, reference, judgement, culprit, notes, time.perf_counter() - started)
+    if sample.in_file:
+        verdict = replace(verdict, step_seconds={})  # the file took part of the reference's time
+    if not left_out:
+        return verdict
+    return replace(verdict, not_compared=left_out, equivalent=verdict.equivalent and bool(planned))
+
+
+def _left_out(names: Sequence[str], planned: Sequence[PlannedLever]) -> Iterator[str]:
+    """What has to be said where a lever of the plan could not be on."""
+    if not names:
+        return
+    nothing = "" if planned else " It is all the plan does, so nothing was proven."
+    yield (
+        f"{', '.join(names)} was not compared, and nothing is claimed of it: a single sample cannot be divided, and two do not fit the "
+        f"limit.{nothing} Verify where there is more memory, or with a smaller sample in Step.batch."
+    )
 
 
 def require(verdict: Verdict) -> Verdict:
@@ -78,7 +112,9 @@ def require(verdict: Verdict) -> Verdict:
     return verdict
 
 
-def _verdict(plan: Plan, reference: Reference, judgement: Judgement, culprit: str, notes: tuple[str, ...], seconds: float) -> Verdict:
+def _verdict(
+    planned: Sequence[PlannedLever], reference: Reference, judgement: Judgement, culprit: str, notes: tuple[str, ...], seconds: float
+) -> Verdict:
     counts: Counter[str] = Counter()
     for check in judgement.checks:
         counts[check.kind] += check.count
@@ -90,12 +126,20 @@ def _verdict(plan: Plan, reference: Reference, judgement: Judgement, culprit: st
         {"reference": _total(plain), "fitted": _total(fitted)},
         Worst(worst.what, _finite(worst.error), _finite(worst.bound)),
         {kind: counts[kind] for kind in _COMPARED},
-        tuple(lever.name for lever in plan.levers),
+        tuple(lever.name for lever in planned),
         culprit,
         {"reference": _as_record(plain), "fitted": _as_record(fitted)},
         notes,
         seconds,
+        samples=reference.step.batch_size,
+        step_seconds=_step_seconds(reference.plain, judgement.run.outcome),
     )
+
+
+def _step_seconds(plain: Outcome, fitted: Outcome) -> dict[str, float]:
+    found = {"reference": plain.step_seconds, "fitted": fitted.step_seconds}
+    known = {name: seconds for name, seconds in found.items() if seconds is not None}
+    return known if len(known) == len(found) else {}
 
 
 def _finite(value: float) -> float | None:

@@ -33,8 +33,10 @@ class FitView:
     facts: tuple[tuple[str, str], ...]
 
 
-def fit_view(baseline: Ledger, predicted: Ledger, measured: Ledger, budget: int, slowdown: float | None, losses: Sequence[str]) -> FitView:
-    """The rows and words of a fitted run."""
+def fit_view(
+    baseline: Ledger, predicted: Ledger, measured: Ledger, budget: int, slowdown: tuple[float | None, str], losses: Sequence[str]
+) -> FitView:
+    """The rows and words of a fitted run; `slowdown` is a ratio and how it was come by."""
     inside = measured.process_bytes <= budget
     rows = (
         FitRow("Peak", *map(format_bytes, (baseline.peak_bytes, predicted.peak_bytes, measured.peak_bytes))),
@@ -47,8 +49,12 @@ def fit_view(baseline: Ledger, predicted: Ledger, measured: Ledger, budget: int,
         f"It ran {'inside' if inside else 'outside'} the budget: {format_bytes(measured.process_bytes)} of {format_bytes(budget)}.",
         inside,
         rows,
-        (("Time", slowdown_words(slowdown) + " (predicted)" * (slowdown not in (None, 1.0)) + seconds), ("Losses", ", ".join(shown))),
+        (("Time", _time(*slowdown) + seconds), ("Losses", ", ".join(shown))),
     )
+
+
+def _time(ratio: float | None, how: str) -> str:
+    return slowdown_words(ratio) + ("" if ratio in (None, 1.0) else f" ({how})")
 
 
 @dataclass(frozen=True, slots=True)

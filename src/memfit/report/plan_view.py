@@ -8,6 +8,12 @@ from dataclasses import dataclass
 from memfit.records import EXACTNESS, Alternative, Plan, PlannedLever
 from memfit.units import format_bytes, format_seconds
 
+_TIMES = {
+    "measured": ", predicted from ops timed on this machine",
+    "measured in part": ", predicted from ops timed on this machine and, for the others, from estimates",
+    "estimated": ", an estimate from the work and the bytes of each op",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class LeverRow:
@@ -65,7 +71,8 @@ def _answer(plan: Plan) -> str:
 def _figures(plan: Plan) -> Iterator[tuple[str, str, str]]:
     yield format_bytes(plan.predicted_peak_bytes), "Peak", "predicted, of torch's allocator"
     yield format_bytes(plan.predicted_process_bytes), "Process", "predicted; the upper end of its interval is inside the budget"
-    yield "" if plan.predicted_slowdown is None else f"{plan.predicted_slowdown:.2f}", "Time", slowdown_words(plan.predicted_slowdown)
+    words = slowdown_words(plan.predicted_slowdown) + _TIMES.get(plan.times, "")
+    yield "" if plan.predicted_slowdown is None else f"{plan.predicted_slowdown:.2f}", "Time", words
 
 
 def _lever(lever: PlannedLever) -> LeverRow:

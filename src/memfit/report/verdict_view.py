@@ -53,7 +53,7 @@ def verdict_view(verdict: Verdict) -> VerdictView:
     return VerdictView(
         f"{verdict.exactness} · {_count(len(verdict.trajectory.get('reference', ())), 'step')} · {format_seconds(verdict.seconds)}",
         verdict.equivalent,
-        "Equivalent" if verdict.equivalent else "Not equivalent",
+        _answer(verdict),
         _meaning(verdict),
         tuple(_facts(verdict)),
         tuple(_losses(verdict)),
@@ -61,8 +61,20 @@ def verdict_view(verdict: Verdict) -> VerdictView:
     )
 
 
+def _answer(verdict: Verdict) -> str:
+    if verdict.not_compared and not verdict.levers:
+        return "Not compared"
+    if verdict.equivalent:
+        return "Equivalent, as far as it was compared" if verdict.not_compared else "Equivalent"
+    return "Not equivalent"
+
+
 def _meaning(verdict: Verdict) -> str:
     how = _MEANINGS[verdict.exactness]
+    if verdict.not_compared and not verdict.levers:
+        return "Whether the fitted step is the same training is not known."
+    if verdict.equivalent and verdict.not_compared:
+        return f"With {', '.join(verdict.levers)} it is the same training, {how}; nothing is said of {', '.join(verdict.not_compared)}."
     if verdict.equivalent:
         return f"The fitted step is the same training, {how}."
     if verdict.exactness == "redrawn":
@@ -74,6 +86,8 @@ def _meaning(verdict: Verdict) -> str:
 
 def _facts(verdict: Verdict) -> Iterator[tuple[str, str]]:
     yield "Levers", ", ".join(verdict.levers) or "none"
+    if verdict.not_compared:
+        yield "Left out", ", ".join(verdict.not_compared)
     if verdict.culprit:
         yield "To blame", verdict.culprit
     yield "Worst", _worst(verdict)

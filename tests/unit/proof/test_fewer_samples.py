@@ -9,12 +9,16 @@ import pytest
 import torch
 
 import memfit
+from memfit import fitting
 from memfit.levers import LEVERS
+from memfit.planning import Planned
 from memfit.proof import verifying
 from memfit.proof.fitting_sample import Sample
 from memfit.proof.sampling import first_samples
-from memfit.records import Plan, PlannedLever, Verdict
+from memfit.records import Plan, PlannedLever, Verdict, Worst
+from memfit.report.verdict_view import verdict_view
 from memfit.step import Step
+from memfit.trial import slowdown_of
 from small_levers import CHECKPOINT, WRONG, plan_of
 from small_steps import sgd, transformer
 
@@ -49,10 +53,48 @@ def test_micro_batches_are_still_divided_on_fewer_samples(monkeypatch: pytest.Mo
     assert not verdict.equivalent and verdict.culprit == "microbatch"
 
 
-def test_a_single_sample_says_that_it_was_not_divided(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_single_sample_cannot_show_is_not_claimed(monkeypatch: pytest.MonkeyPatch) -> None:
+    for step in (transformer(), contrastive()):  # right, and wrong: neither shows
+        verdict = verified_on(1, step, in_halves(step), monkeypatch)
+        assert not verdict.equivalent and verdict.not_compared == ("microbatch",) and verdict.levers == () and verdict.samples == 1
+        assert verdict.notes[0].startswith("microbatch was not compared, and nothing is claimed of it: a single sample cannot be divided")
+        assert "It is all the plan does, so nothing was proven." in verdict.notes[0]
+
+
+def test_the_other_levers_of_a_plan_are_proven_and_the_verdict_is_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
     step = transformer()
-    verdict = verified_on(1, step, in_halves(step), monkeypatch)
-    assert verdict.equivalent and any(note.startswith("microbatch was not compared: a single sample") for note in verdict.notes)
+    plan = in_halves(step)
+    both = replace(plan, levers=(*plan.levers, *plan_of(step, CHECKPOINT).levers))
+    verdict = verified_on(1, step, both, monkeypatch, levers={**LEVERS, "checkpoint": CHECKPOINT})
+    assert verdict.equivalent and (verdict.levers, verdict.not_compared) == (("checkpoint",), ("microbatch",))
+    assert verdict.exactness == "bitwise" and "nothing was proven" not in verdict.notes[0]
+    wrong = replace(plan, levers=(*plan.levers, *plan_of(step, WRONG["weakened"]).levers))
+    verdict = verified_on(1, step, wrong, monkeypatch, levers={**LEVERS, "weakened": WRONG["weakened"]})
+    assert not verdict.equivalent and verdict.culprit == "weakened"
+
+
+def test_the_screen_does_not_claim_more() -> None:
+    verdict = Verdict(True, "bitwise", {}, Worst("", 0.0, 0.0), {}, ("saved",), not_compared=("microbatch",))
+    view = verdict_view(verdict)
+    assert view.answer == "Equivalent, as far as it was compared" and ("Left out", "microbatch") in view.facts
+    assert view.meaning == "With saved it is the same training, bit for bit; nothing is said of microbatch."
+    nothing = verdict_view(replace(verdict, levers=(), equivalent=False))
+    assert nothing.answer == "Not compared" and nothing.meaning == "Whether the fitted step is the same training is not known."
+
+
+def test_a_fit_that_could_not_be_proven_says_so_and_a_wrong_one_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    step = transformer()
+    plan, plain = in_halves(step), memfit.profile(step, simulate=True)
+    monkeypatch.setattr(fitting, "planned", lambda *asked, **wishes: Planned(plan, plain, plain))
+    few = replace(step, batch=first_samples(step.batch, 1))
+    monkeypatch.setattr(verifying, "sample_inside", lambda *asked: Sample(few))
+    fitted = memfit.fit(step, "8GiB")
+    assert not fitted.verdict.equivalent and fitted.verdict.not_compared == ("microbatch",)
+    assert slowdown_of(fitted) == (plan.predicted_slowdown, "predicted")
+    fitted.undo()
+    plan = replace(plan, levers=(*plan.levers, *plan_of(step, WRONG["weakened"]).levers))
+    with pytest.raises(memfit.NotEquivalent, match="weakened"):
+        memfit.fit(step, "8GiB", levers={**LEVERS, "weakened": WRONG["weakened"]})
 
 
 def test_other_levers_are_compared_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,6 +24,10 @@ class Shape:
         """The layout of a tensor."""
         return cls(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype)
 
+    def as_dict(self) -> dict[str, Any]:
+        """The layout in values of no class of ours."""
+        return {"size": self.size, "stride": self.stride, "dtype": self.dtype}
+
     @property
     def nbytes(self) -> int:
         """What a tensor of this layout takes."""
@@ -61,6 +65,10 @@ class Call:
     def portable(self) -> tuple[str, tuple[Any, ...], dict[str, Any]]:
         """The call with its operator by name, for another process."""
         return str(self.func), self.args, self.kwargs
+
+    def plain(self) -> tuple[str, Any, Any]:
+        """The same with a dict in place of each Shape, for a process that knows nothing of this one's classes."""
+        return str(self.func), _map(self.args, Shape.as_dict, Shape), _map(self.kwargs, Shape.as_dict, Shape)
 
     @classmethod
     def from_portable(cls, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:

@@ -1,4 +1,4 @@
-"""Workspaces measured before, in a file per kind of machine: they depend on torch, the instruction set and the number of threads."""
+"""What was measured of operators before, in a file per kind of machine: torch, the instruction set and the number of threads."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 
 import torch
 
-_FORMAT = 4  # of the entries: [bytes inside, their uncertainty, bytes kept]
+_FORMATS = {"workspaces": 4, "times": 1}  # of the entries: [bytes inside, their uncertainty, bytes kept]; [seconds]
 
 
 def machine_kind() -> str:
-    """What workspaces depend on, as a file name."""
+    """What measurements depend on, as a file name."""
     kernels = "onednn" if torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled else "native"
     exact = "-deterministic" if torch.are_deterministic_algorithms_enabled() else ""
     capability = torch.backends.cpu.get_cpu_capability().lower().replace(" ", "")
@@ -26,16 +26,16 @@ def cache_directory() -> Path:
     return Path(chosen) if chosen else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "memfit"
 
 
-def measurements_file() -> Path:
+def measurements_file(what: str = "workspaces") -> Path:
     """Where this kind of machine's measurements are; without it they are made again."""
-    return cache_directory() / f"workspaces-{_FORMAT}-{machine_kind()}.json"
+    return cache_directory() / f"{what}-{_FORMATS[what]}-{machine_kind()}.json"
 
 
 class Remembered:
-    """A dict of bytes (or byte formulas) by signature that outlives the process. A damaged or unwritable file is no reason to stop."""
+    """A dict of figures by signature that outlives the process. A damaged or unwritable file is no reason to stop."""
 
-    def __init__(self) -> None:
-        self._file = measurements_file()
+    def __init__(self, what: str = "workspaces") -> None:
+        self._file = measurements_file(what)
         try:
             loaded = json.loads(self._file.read_text())
             self._known: dict[str, list[float]] = loaded if isinstance(loaded, dict) else {}

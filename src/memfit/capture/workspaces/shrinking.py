@@ -44,6 +44,17 @@ def smaller_calls(call: Call, limit: int) -> list[Call]:
     return []
 
 
+def shorter_call(call: Call, limit: int) -> tuple[Call, float] | None:
+    """A call of about `limit` bytes that is shorter along one dimension, and how many times as much work the whole is."""
+    for axis in _axes(call):
+        length = max(int(axis.full * limit / max(call.nbytes, 1)), axis.shortest)
+        made = axis.make(length) if length < axis.full else None
+        if made is not None and made.nbytes < min(2 * limit, call.nbytes):
+            of_lists = "_foreach_" in str(call.func) or "_fused_" in str(call.func)
+            return made, call.nbytes / made.nbytes if of_lists else axis.full / length
+    return None
+
+
 def _axes(call: Call) -> Iterator[Axis]:
     if call.func in (aten.convolution.default, aten.convolution_backward.default):
         yield from _convolution_axes(call)
