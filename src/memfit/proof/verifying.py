@@ -70,7 +70,7 @@ def prove(
     refuse_another_step(step, plan)
     claimed = loosest(lever.exactness for lever in plan.levers)
     divides = any(lever.name == "microbatch" for lever in plan.levers)
-    sample = sample_inside(step, limit_bytes, claimed == "reordered", plain, smaller_batch, least=2 if divides else 1)
+    sample = sample_inside(step, limit_bytes, claimed == "reordered", plain, smaller_batch, 2 if divides else 1)
     planned = levers_for(plan.levers, step.batch_size, sample.step.batch_size)
     reference = Reference(sample.step, steps, sample.float64, progress, sample.in_file)
     with deterministic():

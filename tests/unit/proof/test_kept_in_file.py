@@ -17,7 +17,7 @@ def deep(samples: int = 1) -> Step:
     torch.manual_seed(0)
     layers = [layer for _ in range(12) for layer in (nn.Conv2d(16, 16, 3, padding=1), nn.GroupNorm(4, 16), nn.SiLU())]
     net = nn.Sequential(*layers)
-    return Step(net, lambda model, x: model(x).pow(2).mean(), torch.optim.SGD(net.parameters(), 0.1), torch.randn(samples, 16, 128, 128))
+    return Step(net, lambda model, x: model(x).pow(2).mean(), torch.optim.SGD(net.parameters(), 0.1), torch.randn(samples, 16, 224, 224))
 
 
 def test_the_bits_are_the_same_and_memory_is_less() -> None:
