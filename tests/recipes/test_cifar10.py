@@ -227,7 +227,7 @@ def test_the_documented_command_prints_the_documented_lines(tmp_path: Path) -> N
         f"  Step 10/10 \\| Loss: {number} \\| Mem: {number}MB\n",
         f"  Train Loss: {number} \\| Test Acc: {number}% \\| Test Loss: {number} \\| Memory: {number}MB",
         r"Model +Accuracy +Params +Time\(s\) +Memory\(MB\)",
-        f"H2Q-Spacetime +{number}% +{number} +{number} +{number}\nBaseline-CNN +{number}% +307,946 +{number} +{number}\n",
+        f"H2Q-Spacetime +{number}% +{number} +{number} +{number}\nBaseline-CNN +{number}% +288,746 +{number} +{number}\n",
         f"Memory Statistics:\n  Initial: {number}MB\n  Current: {number}MB \\(Python objects\\)\n  Peak: {number}MB \\(Python objects\\)",
         f"  Final system: {number}MB",
     ):
