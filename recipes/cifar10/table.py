@@ -1,6 +1,6 @@
 """Measure what the README says, on the real pictures, and write its tables again.
 
-python recipes/cifar10/table.py --data-dir DIR
+python recipes/cifar10/table.py [--data-dir DIR]
 """
 
 from __future__ import annotations
