@@ -1,9 +1,9 @@
 """Train two classifiers on CIFAR-10, in the documented way or fitted into a budget.
 
 python recipes/cifar10/train.py --epochs 10 --batch-size 16 --accumulation-steps 8 --model h2q --data-dir DIR
-python recipes/cifar10/train.py --epochs 10 --model h2q --data-dir DIR --budget 700MiB
+python recipes/cifar10/train.py --epochs 10 --model h2q --data-dir DIR --budget 900MiB
 python recipes/cifar10/train.py --epochs 2 --data synthetic
-memfit plan recipes/cifar10/train.py:make_step --budget 700MiB
+memfit plan recipes/cifar10/train.py:make_step --budget 900MiB
 """
 
 from __future__ import annotations
