@@ -40,6 +40,13 @@ def _quaternions(*shape: int, fan_in: int) -> nn.Parameter:
     return nn.Parameter(torch.randn(*shape) / math.sqrt(4 * fan_in))
 
 
+def _last(inputs: int, classes: int) -> nn.Linear:
+    """No class is favoured before anything was seen; without this, the first updates overshoot."""
+    layer = nn.Linear(inputs, classes)
+    nn.init.zeros_(layer.weight)
+    return layer
+
+
 class QuaternionConv2d(nn.Module):
     """A convolution with few weights and large features: its real weight, four times its parameters, is written out."""
 
@@ -107,7 +114,7 @@ class QuaternionMixing(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[B, width] to the same."""
-        mixed: torch.Tensor = x + self.narrow(F.silu(self.widen(self.norm(x))))
+        mixed: torch.Tensor = x + 0.1 * self.narrow(F.silu(self.widen(self.norm(x))))  # thousands of inputs: a whole step would be too far
         return mixed
 
 
@@ -122,12 +129,13 @@ class H2Q(nn.Module):
         self.stages = nn.Sequential(*(QuaternionResidual(a, b) for a, b in zip(self.WIDTHS, self.WIDTHS[1:], strict=False)))
         width = 4 * self.WIDTHS[-1]
         self.mixing = nn.Sequential(*(QuaternionMixing(width, 4168) for _ in range(depth)))
-        self.head = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, classes))
+        self.head = nn.Sequential(nn.AvgPool1d(4), nn.Flatten(), nn.LayerNorm(self.WIDTHS[-1]), _last(self.WIDTHS[-1], classes))
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """[B, 3, 32, 32] to a score for each class."""
         pure = F.pad(images, (0, 0, 0, 0, 1, 0))  # a real part of 0
-        scores: torch.Tensor = self.head(self.mixing(self.stages(self.stem(pure)).flatten(1)))
+        mixed = self.mixing(self.stages(self.stem(pure)).flatten(1))
+        scores: torch.Tensor = self.head(mixed.view(len(mixed), -1, 4))
         return scores
 
 
@@ -140,7 +148,7 @@ class Baseline(nn.Sequential):
             for before in (inputs, outputs):
                 layers += [nn.Conv2d(before, outputs, 3, padding=1, bias=False), nn.GroupNorm(8, outputs), nn.ReLU()]
             layers.append(nn.MaxPool2d(2))
-        super().__init__(*layers, nn.Flatten(), nn.Linear(128 * 4 * 4, classes))
+        super().__init__(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), _last(128, classes))
 
 
 def make_model(name: str, depth: int = 4) -> nn.Module:

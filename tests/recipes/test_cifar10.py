@@ -227,7 +227,7 @@ def test_the_documented_command_prints_the_documented_lines(tmp_path: Path) -> N
         f"  Step 10/10 \\| Loss: {number} \\| Mem: {number}MB\n",
         f"  Train Loss: {number} \\| Test Acc: {number}% \\| Test Loss: {number} \\| Memory: {number}MB",
         r"Model +Accuracy +Params +Time\(s\) +Memory\(MB\)",
-        f"H2Q-Spacetime +{number}% +{number} +{number} +{number}\nBaseline-CNN +{number}% +307,946 +{number} +{number}\n",
+        f"H2Q-Spacetime +{number}% +{number} +{number} +{number}\nBaseline-CNN +{number}% +288,746 +{number} +{number}\n",
         f"Memory Statistics:\n  Initial: {number}MB\n  Current: {number}MB \\(Python objects\\)\n  Peak: {number}MB \\(Python objects\\)",
         f"  Final system: {number}MB",
     ):
@@ -246,11 +246,6 @@ def test_a_budget_gives_the_same_training(tmp_path: Path) -> None:
     plain = _run(*common, "--batch-size", 96, "--accumulation-steps", 1, "--output-dir", "plain", cwd=tmp_path)
     losses = [re.findall(r"Train Loss: ([\d.]+).*Test Loss: ([\d.]+)", run.stdout)[0] for run in (fitted, plain)]
     assert np.allclose(*[np.array(loss, float) for loss in losses], atol=2e-4), losses
-
-
-def test_too_small_a_budget_is_one_message(tmp_path: Path) -> None:
-    done = _run("--data-dir", _npz(tmp_path / "images"), "--model", "baseline", "--budget", "64MiB", cwd=tmp_path)
-    assert done.returncode == 1 and "Traceback" not in done.stderr and "MiB" in done.stderr
 
 
 def test_resume_gives_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -322,10 +317,12 @@ def test_a_machine_that_swaps_is_noticed(monkeypatch: pytest.MonkeyPatch, capsys
         assert ("this machine swaps. 5.0MB" in capsys.readouterr().out) == noticed
 
 
-def test_the_loss_falls_on_pictures_made_here() -> None:
-    torch.manual_seed(0)
-    net = model.make_model("baseline")
-    loader = data.train_loader(data.synthetic(), 50)
-    losses: list[float] = []
-    training.documented_epoch(net, loader, torch.optim.AdamW(net.parameters(), 1e-3), 1, lambda number, loss: losses.append(number * loss))
-    assert losses[-1] - losses[-6] < 0.7 * losses[4]
+@pytest.mark.parametrize("structured", [True, False])
+def test_the_loss_falls_on_pictures_made_here(structured: bool) -> None:
+    net, images = model.make_model("baseline"), data.synthetic()
+    if not structured:
+        images.train_labels.copy_(images.train_labels[torch.randperm(1000)])
+    totals = [0.0]
+    loader = data.train_loader(images, 50)
+    training.documented_epoch(net, loader, torch.optim.AdamW(net.parameters(), 1e-3), 1, lambda number, loss: totals.append(number * loss))
+    assert (totals[20] - totals[15] < 0.9 * totals[5]) == structured
