@@ -60,6 +60,8 @@ def combinations(ledger: Ledger, levers: Mapping[str, Rewriter], allowed: str) -
 
 def _joined(combination: Combination, word: str, lever: Rewriter, options: Sequence[Option]) -> Iterator[Combination]:
     present = {option.lever for option in combination.options}
+    if word == "microbatch" and "chunk" in present:
+        return  # what a chunk has made small would be divided once more, on paper; chunks of a micro-batch are not weighed yet
     forbidden = {w for option in combination.options for w in option.settings.get("excludes", ())}
     if word in forbidden:
         return

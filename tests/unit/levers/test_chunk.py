@@ -21,6 +21,8 @@ from memfit import Phase, Step
 from memfit.chunking import ChunkedCall
 from memfit.levers import LEVERS, CannotApply
 from memfit.levers.chunk_line import MARK
+from memfit.levers.saved import table_option
+from memfit.planner import combining
 from quick_ledgers import seen
 from small_steps import SMALL_STEPS
 
@@ -162,6 +164,22 @@ def test_chunks_of_ones_own_size_have_each_their_own_decisions() -> None:
         warnings.simplefilter("error")  # a table that does not find its operators says so
         captured = memfit.profile(step, simulate=True).peak_bytes
         assert captured < 0.9 * ledger.peak_bytes and same_bits(step, deep_decoder(size=1))
+
+
+def test_a_chunk_is_not_divided_once_more_on_paper() -> None:
+    found = combining.combinations(memfit.profile(deep_decoder(), simulate=True), LEVERS, "reordered")
+    words = [{option.lever for option in combination.options} for combination in found]
+    assert {"chunk"} in words and {"microbatch"} in words and not any({"chunk", "microbatch"} <= both for both in words)
+
+
+def test_what_waits_for_the_disk_is_gone_before_a_chunks_backward() -> None:
+    saved, single, step = LEVERS["saved"], option(CHUNK, deep_decoder(), 1), deep_decoder()
+    chunks = CHUNK.rewrite(memfit.profile(step, simulate=True), single)
+    rows = [row.op for row in chunks.trace.saved if chunks.trace.ops[row.op].name == "aten.native_group_norm.default"]
+    disk = table_option(chunks.trace, {op - 1: "disk" for op in rows}, "convolutions' results on disk")
+    with CHUNK.apply(step, single), saved.apply(step, disk):
+        captured = memfit.profile(step, simulate=True).peak_bytes
+    assert abs(saved.rewrite(chunks, disk).peak_bytes / captured - 1) < 0.03
 
 
 def test_two_calls_in_two_phases() -> None:

@@ -98,6 +98,8 @@ class Forward(TorchDispatchMode):
     @contextmanager
     def after_chunk(self, unwatched: bool) -> Iterator[None]:
         """While it is differentiated: its own nodes live only as long as its handles do, as after a loss."""
+        if self._spill is not None:
+            self._spill.settle()
         before = self._before_chunk[1]
         self._makers = {key: maker for key, maker in self._makers.items() if key in before and before[key].storage is maker.storage}
         self._readers = {key: nodes for key, nodes in self._readers.items() if any(node() is not None for node in nodes)}

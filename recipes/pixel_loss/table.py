@@ -1,0 +1,178 @@
+"""python recipes/pixel_loss/table.py
+
+Measures the README's tables again and rewrites them: about fifteen minutes on two idle cores.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs from anywhere, as the recipe does
+
+import torch
+
+import memfit
+from memfit.applying import apply_levers, apply_plan
+from memfit.capture.simulation import built_without_memory
+from memfit.levers import LEVERS
+from memfit.records import Plan, PlannedLever
+from memfit.units import format_bytes
+from recipes.kit.measuring import Measured, Way, measure
+from recipes.kit.tables import write_table
+from recipes.pixel_loss.loss import Chunks
+from recipes.pixel_loss.train import make_step
+
+README, HERE = Path(__file__).with_name("README.md"), "recipes.pixel_loss.table"
+DOCUMENTED_CHUNKS, HAND_FIX = "PIXEL_LOSS_CHUNK_SIZE=1, as documented", "documented fix: two finest levels checkpointed"
+
+
+@dataclass(frozen=True)
+class Case:
+    """Images of one size, and how much of the original's peak memfit may use."""
+
+    image_size: int
+    batch_size: int
+    shares: tuple[float, ...]
+    documented_chunks: bool = False
+
+    @property
+    def name(self) -> str:
+        """As a table says it."""
+        return f"{self.batch_size} × {self.image_size}²"
+
+
+MEASURED = (Case(64, 4, (0.4,), True), Case(256, 4, (0.15, 0.1)), Case(512, 1, (0.45, 0.38, 0.3)))
+PREDICTED = (Case(512, 1, (0.42, 0.38)), Case(512, 4, (0.15, 0.1)), Case(1024, 1, (0.45, 0.38)), Case(1024, 4, (0.15,)))
+COMPARED = Case(32, 4, (0.85, 0.78))
+EIGHT = (256, 512, 1024)
+
+
+def make_original(image_size: int, batch_size: int, hand_fix: bool = False, chunk_size: int | None = None) -> memfit.Step:
+    """The step as it is documented."""
+    return make_step(image_size, batch_size, hand_fix, Chunks(chunk_size) if chunk_size else None)
+
+
+def make_planned(image_size: int, batch_size: int, plan: str) -> memfit.Step:
+    """The step with a plan on."""
+    step = make_step(image_size, batch_size)
+    apply_plan(step, Plan.load(plan))
+    return step
+
+
+def simulated(case: Case, **settings: Any) -> memfit.Step:
+    """Without memory for it."""
+    return built_without_memory(lambda: make_original(case.image_size, case.batch_size, **settings))
+
+
+def planned(case: Case, share: float) -> Plan | None:
+    """The plan for a process that may use this share of the original's peak; None where there is none."""
+    step = simulated(case)
+    ledger = memfit.profile(step, simulate=True)
+    base = ledger.process.base_bytes
+    budget = base + int((ledger.process_high_bytes - base) * share)
+    try:
+        return memfit.plan(step, budget)
+    except memfit.MemfitError as error:
+        print(f"{case.name}, {share:.0%}: {error}")
+        return None
+
+
+def levers_of(plan: Plan) -> str:
+    """In words."""
+    return " + ".join(f"{lever.name}: {lever.option}" for lever in plan.levers) or "nothing to do"
+
+
+def predicted_rows(case: Case) -> list[list[str]]:
+    """What each way is predicted to need."""
+    original = memfit.profile(simulated(case), simulate=True).peak_bytes
+    fixed = memfit.profile(simulated(case, hand_fix=True), simulate=True).peak_bytes
+    rows = [[case.name, "original", format_bytes(original), "", ""], [case.name, HAND_FIX, *_saved(fixed, original), ""]]
+    for share in case.shares:
+        if plan := planned(case, share):
+            cost = f"{plan.predicted_slowdown:.2f}"
+            rows.append([case.name, f"memfit, {levers_of(plan)}", *_saved(plan.predicted_peak_bytes, original), cost])
+    return rows
+
+
+def measured_rows(case: Case, folder: Path) -> list[list[str]]:
+    """Each way in a process of its own, timed in turns."""
+    sizes = {"image_size": case.image_size, "batch_size": case.batch_size}
+    original = f"{HERE}:make_original"
+    ways = [Way("original", original, sizes), Way(HAND_FIX, original, {**sizes, "hand_fix": True})]
+    if case.documented_chunks:
+        ways.insert(1, Way(DOCUMENTED_CHUNKS, original, {**sizes, "chunk_size": 1}))
+    for share in case.shares:
+        if plan := planned(case, share):
+            path = folder / f"{case.image_size}_{case.batch_size}_{share}.json"
+            plan.save(path)
+            ways.append(Way(f"memfit, {levers_of(plan)}", f"{HERE}:make_planned", {**sizes, "plan": str(path)}))
+    found = measure(ways, rounds=2)
+    return [_measured_row(case, result, found[0]) for result in found]
+
+
+def _measured_row(case: Case, result: Measured, original: Measured) -> list[str]:
+    if result.refused:
+        return [case.name, result.name, result.refused, "", "", ""]
+    process, slower = format_bytes(result.process_bytes), f"{result.seconds / original.seconds:.2f}"
+    return [case.name, result.name, *_saved(result.peak_bytes, original.peak_bytes), process, slower]
+
+
+def _saved(peak: int, original: int) -> list[str]:
+    return [format_bytes(peak), f"{1 - peak / original:.1%}" if peak != original else ""]
+
+
+def eight_row(size: int) -> list[str]:
+    """Eight images a chunk of one at a time beside one image, both predicted."""
+    one, eight = simulated(Case(size, 1, ())), simulated(Case(size, 8, ()))
+    option = LEVERS["chunk"].options(memfit.profile(eight, simulate=True))[-1]
+    with LEVERS["chunk"].apply(eight, option):
+        chunked = memfit.profile(eight, simulate=True).peak_bytes
+    single = memfit.profile(one, simulate=True).peak_bytes
+    return [f"{size}²", format_bytes(single), format_bytes(chunked), f"{chunked / single:.3f}"]
+
+
+def gradient_rows(case: Case) -> list[list[str]]:
+    """How far llm2vae's gradients are from the original's, really run, for each way."""
+    expected = _gradient(make_original(case.image_size, case.batch_size))
+    rows = [[HAND_FIX, _distance(_gradient(make_original(case.image_size, case.batch_size, hand_fix=True)), expected)]]
+    for share in case.shares:
+        if plan := planned(case, share):
+            step = make_step(case.image_size, case.batch_size)
+            apply_plan(step, plan)
+            rows.append([f"memfit, {levers_of(plan)}", _distance(_gradient(step), expected)])
+    for option in LEVERS["saved"].options(memfit.profile(simulated(case), simulate=True)):
+        step = make_step(case.image_size, case.batch_size)
+        apply_levers(step, [PlannedLever("saved", option.name, option.exactness, settings=option.settings)])
+        rows.append([f"saved alone, {option.name}", _distance(_gradient(step), expected)])
+    return rows
+
+
+def _gradient(step: memfit.Step) -> torch.Tensor:
+    step.run(step.batch)
+    model: Any = step.model
+    gradient: torch.Tensor = model.llm2vae.weight.grad
+    return gradient
+
+
+def _distance(gradient: torch.Tensor, expected: torch.Tensor) -> str:
+    return "same bits" if torch.equal(gradient, expected) else f"{float((gradient - expected).norm() / expected.norm()):.1e}"
+
+
+def main() -> None:
+    """All tables, the quick ones first."""
+    write_table(
+        README, "predicted", ("images", "way", "peak", "saved", "time"), [row for case in PREDICTED for row in predicted_rows(case)]
+    )
+    write_table(README, "eight", ("images", "one, original", "eight, one at a time", "ratio"), [eight_row(size) for size in EIGHT])
+    write_table(README, "gradients", ("way", "distance from the original's"), gradient_rows(COMPARED))
+    with tempfile.TemporaryDirectory() as folder:
+        rows = [row for case in MEASURED for row in measured_rows(case, Path(folder))]
+    write_table(README, "measured", ("images", "way", "peak", "saved", "process", "CPU time"), rows)
+
+
+if __name__ == "__main__":
+    main()
