@@ -150,12 +150,13 @@ class _Chunked(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_out: torch.Tensor, grad_sums: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        query, key, value, mask = ctx.saved_tensors[:4]
+        saved = ctx.saved_tensors  # read once: a checkpoint gives each only once, and memfit may have to make it again
+        query, key, value, mask = saved[:4]
         rows = ctx.settings[2]
         grad_query, grad_key, grad_value = torch.empty_like(query), torch.zeros_like(key), torch.zeros_like(value)
         grad_mask = torch.zeros_like(mask) if ctx.needs_input_grad[3] else None
         for part in _parts(query.shape[-2], rows):
-            _differentiate_part(ctx, grad_out, grad_sums, (grad_query, grad_key, grad_value, grad_mask), part)
+            _differentiate_part(saved, ctx.settings, grad_out, grad_sums, (grad_query, grad_key, grad_value, grad_mask), part)
         return grad_query, grad_key, grad_value, grad_mask, None, None, None, None
 
 
@@ -195,10 +196,15 @@ def _attend_to_part(
 
 
 def _differentiate_part(
-    ctx: Any, grad_out: torch.Tensor, grad_sums: torch.Tensor, grads: tuple[torch.Tensor | None, ...], part: slice
+    saved: tuple[torch.Tensor, ...],
+    settings: tuple[float, float, int],
+    grad_out: torch.Tensor,
+    grad_sums: torch.Tensor,
+    grads: tuple[torch.Tensor | None, ...],
+    part: slice,
 ) -> None:
-    query, key, value, mask, keep, out, sums = ctx.saved_tensors
-    scale, kept, _ = ctx.settings
+    query, key, value, mask, keep, out, sums = saved
+    scale, kept, _ = settings
     grad_query, grad_key, grad_value, grad_mask = grads
     assert grad_query is not None and grad_key is not None and grad_value is not None
     chances = _chances(_scores(query, key, mask, part, scale), sums[..., part])

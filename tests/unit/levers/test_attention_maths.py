@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from memfit.ops.attention import attention_in_chunks, attention_with_sums, fused_attention
 
@@ -85,3 +86,12 @@ def test_fused_attention_of_transposed_views_writes_no_map() -> None:
     assert "aten::_softmax" not in names(fused_attention) and "aten::_safe_softmax" not in names(fused_attention)
     assert names(F.scaled_dot_product_attention) & {"aten::_softmax", "aten::_safe_softmax"}  # torch's own way: the check can fail
     torch.testing.assert_close(fused_attention(q, k, v), F.scaled_dot_product_attention(q, k, v), rtol=1e-4, atol=1e-5)
+
+
+def test_chunks_inside_a_checkpoint() -> None:
+    """Which gives each saved tensor only once."""
+    q, k, v = tensors()
+    plain = attention_in_chunks(q, k, v, rows=4)
+    inside = checkpoint(lambda *given: attention_in_chunks(*given, rows=4), q, k, v, use_reentrant=False)
+    for a, b in zip(torch.autograd.grad(inside.sum(), (q, k, v)), torch.autograd.grad(plain.sum(), (q, k, v)), strict=True):
+        assert torch.equal(a, b)
