@@ -122,9 +122,10 @@ class _Planning:
         """Propose, apply to simulated tensors, capture: what does not fit then is never shown."""
         proposer = Proposer(self.timed, self.levers, self.allow, speeds_here())
         refused, seen, most = set[str](), [], sys.maxsize
-        for seconds in _SEARCH_SECONDS:
+        for turn, seconds in enumerate((*_SEARCH_SECONDS, _SEARCH_SECONDS[-1])):
             proposals = proposer.propose(peak_inside(self.budget, most), seconds)
-            found = [p for p in (*proposals.fitting, proposals.lowest) if p is not None and _key(p) not in refused]
+            fitting = proposals.fitting if turn < len(_SEARCH_SECONDS) else ()  # at last the lowest of all, whatever it costs
+            found = [p for p in (*fitting, proposals.lowest) if p is not None and _key(p) not in refused]
             if not found:
                 break
             winner, options = found[0], options_of(found[0])

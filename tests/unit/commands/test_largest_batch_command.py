@@ -31,7 +31,7 @@ WITHOUT = {word: lever for word, lever in LEVERS.items() if word != "microbatch"
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fewer sizes and shorter searches than people get; everything else is as it is."""
     monkeypatch.setattr(sizing, "_AT_MOST", 4)
-    monkeypatch.setattr(planning, "_SEARCH_SECONDS", (0.5, 0.3))
+    monkeypatch.setattr(planning, "_SEARCH_SECONDS", (1.0, 0.5, 0.5))
 
 
 @pytest.mark.usefixtures("quick")
