@@ -11,7 +11,7 @@ import torch
 from memfit.batches import batch_size, map_tensors
 from memfit.errors import Infeasible
 from memfit.levers import LEVERS, Lever
-from memfit.planning import plan
+from memfit.planning import planned
 from memfit.profiling import profile
 from memfit.step import Step
 
@@ -55,7 +55,7 @@ def largest_batch(
                 return False
             progress(f"planning a batch of {samples}")
             try:
-                return plan(resized(step, samples), budget, allow=allow, device=device, levers=some).feasible
+                return planned(resized(step, samples), budget, allow=allow, device=device, levers=some, explain=False).plan.feasible
             except Infeasible:
                 return False
 

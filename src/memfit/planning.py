@@ -68,8 +68,9 @@ def planned(
     device: str | None = None,
     levers: Mapping[str, Lever] = LEVERS,
     progress: Callable[[str], None] = lambda words: None,
+    explain: bool = True,
 ) -> Planned:
-    """What `plan` finds, with the ledgers."""
+    """What `plan` finds, with the ledgers; an impossible budget is told what would help only if asked to `explain`."""
     started = time.monotonic()
     budget_bytes = parse_bytes(budget)
     if allow not in EXACTNESS:
@@ -82,7 +83,7 @@ def planned(
     if allow == "altered" and "architecture" in levers:
         levers = {**levers, "architecture": ArchitectureLever(variants_of(step, device, progress))}
     progress("weighing techniques")
-    return _Planning(step, budget_bytes, plain, costed, allow, device, levers, progress, started).planned()
+    return _Planning(step, budget_bytes, plain, costed, allow, device, levers, progress, started).planned(explain)
 
 
 def variants_of(step: Step, device: str | None, progress: Callable[[str], None] = lambda words: None) -> dict[str, Ledger]:
@@ -117,13 +118,14 @@ class _Planning:
     progress: Callable[[str], None]
     started: float
 
-    def planned(self) -> Planned:
+    def planned(self, explain: bool) -> Planned:
         """Propose, apply to simulated tensors, capture: what does not fit then is never shown."""
         proposer = Proposer(self.timed, self.levers, self.allow, speeds_here())
         refused, seen, most = set[str](), [], sys.maxsize
-        for seconds in _SEARCH_SECONDS:
+        for turn, seconds in enumerate((*_SEARCH_SECONDS, _SEARCH_SECONDS[-1])):
             proposals = proposer.propose(peak_inside(self.budget, most), seconds)
-            found = [p for p in (*proposals.fitting, proposals.lowest) if p is not None and _key(p) not in refused]
+            fitting = proposals.fitting if turn < len(_SEARCH_SECONDS) else ()  # at last the lowest of all, whatever it costs
+            found = [p for p in (*fitting, proposals.lowest) if p is not None and _key(p) not in refused]
             if not found:
                 break
             winner, options = found[0], options_of(found[0])
@@ -139,6 +141,8 @@ class _Planning:
                     break
                 most = fitted.peak_bytes - (fitted.process_high_bytes - self.budget) - _A_LITTLE
         lowest = min(seen, default=self.plain.process_high_bytes)
+        if not explain:
+            raise infeasible(self.budget, lowest, self.plain, self.allow, {}, {}, None)
         variants = {name: ledger.process_high_bytes for name, ledger in variants_of(self.step, self.device, self.progress).items()}
         reachable, split = self._reachable(proposals, lowest), self.levers.get("microbatch")
         raise infeasible(self.budget, lowest, self.plain, self.allow, reachable, variants, split)

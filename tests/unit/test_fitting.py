@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
 import memfit
+from memfit import capture as capturing
 from memfit import fitting
 from memfit.applying import apply_levers
 from memfit.errors import Infeasible, MemfitError, NotEquivalent
 from memfit.levers import LEVERS, Undo
 from memfit.planning import Planned
-from memfit.records import Option
+from memfit.records import Option, Trace
 from memfit.running import Running
 from memfit.step import Step
+from memfit.trial import slowdown_of
 from small_levers import CHECKPOINT, NOTHING, SPLIT, WRONG, SmallLever, plan_of
 from small_steps import convolutional_3d, dense, in_place_ops, two_phases
 
@@ -77,6 +80,41 @@ def test_levers_are_on_while_fitted_and_the_loss_is_a_number(monkeypatch: pytest
     assert isinstance(loss, float) and step.running.split is not None
     assert fitted.verdict.equivalent and fitted.verdict.levers == ("checkpoint", "split")
     assert len(fitted.ledger.timeline) > 4 * len(fitted.baseline.timeline)  # of the fitted and of the plain step
+    ratio, how = slowdown_of(fitted)
+    seconds = fitted.verdict.step_seconds
+    assert how == "measured" and ratio == seconds["fitted"] / seconds["reference"] and fitted.verdict.samples == step.batch_size
+    assert slowdown_of(replace(fitted, verdict=replace(fitted.verdict, samples=1)))[1] == "predicted"
+
+
+def test_the_plain_and_the_fitted_step_are_simulated_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    middle = (layer for _ in range(2) for layer in (torch.nn.GELU(), torch.nn.Linear(256, 256)))
+    net = torch.nn.Sequential(torch.nn.Linear(64, 256), *middle)
+    step = Step(net, lambda m, x: m(x).pow(2).mean(), torch.optim.SGD(net.parameters(), 0.1), torch.randn(32768, 64))
+    plain = memfit.profile(step, simulate=True)
+    seen: list[int] = []
+    real = capturing.capture_simulated
+
+    def counted(step: Step, *asked: Any) -> Trace:
+        seen.append(step.batch_size)
+        return real(step, *asked)
+
+    def planned(*asked: Any, **wishes: Any) -> Planned:
+        found = real_planned(*asked, **wishes)
+        captured.extend(seen)  # the plain step, and each proposal until one fits
+        return found
+
+    captured: list[int] = []
+    real_planned = fitting.planned
+    monkeypatch.setattr(fitting, "planned", planned)
+    monkeypatch.setattr(capturing, "capture_simulated", counted)
+    fitted = memfit.fit(step, plain.process_high_bytes - plain.peak_bytes // 3, levers={"saved": LEVERS["saved"]})
+    assert fitted.plan.levers and len(captured) >= 2
+    assert step.batch_size not in seen[len(captured) :]  # later only smaller batches, to find one for the proof
+    assert fitted.baseline.peak_bytes == plain.peak_bytes > fitted.ledger.peak_bytes == fitted.plan.predicted_peak_bytes
+    seen.clear()
+    fitted.undo()
+    memfit.fit(step, ENOUGH)
+    assert seen == [step.batch_size]
 
 
 def test_phases_give_a_loss_each() -> None:

@@ -50,7 +50,7 @@ def test_where_not_even_one_sample_fits_it_is_none(monkeypatch: pytest.MonkeyPat
         asked.append((step.batch_size, "microbatch" in options["levers"]))  # type: ignore[operator]
         raise memfit.Infeasible("no", 1, {})
 
-    monkeypatch.setattr("memfit.largest_batch.plan", never)
+    monkeypatch.setattr("memfit.largest_batch.planned", never)
     assert largest_batch(dense(), 2**20) == LargestBatch(0, 0, 0, 64 * 32)
     assert asked == [(1, False), (1, True)]  # asked without and with micro-batches
 

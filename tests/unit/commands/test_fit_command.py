@@ -29,6 +29,7 @@ def test_json_is_the_fitted_profile_and_all_that_led_to_it(capfd: pytest.Capture
     assert profile.process_bytes == profile.process.measured_bytes > 2**26  # the operating system's word
     assert Ledger.from_dict(said["baseline"]).predicted and Plan.from_dict(said["plan"]).feasible
     assert Verdict.from_dict(said["verdict"]).equivalent
+    assert said["slowdown_is"] == "predicted" and said["slowdown_on_sample"] is None  # nothing was put on that could be slower
     assert said["slowdown"] == 1.0 and said["steps"] == 3 == len(said["losses"])
     assert said["losses"][0] > said["losses"][2]  # it really trained
 

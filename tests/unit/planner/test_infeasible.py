@@ -37,11 +37,12 @@ def test_everything_that_would_help_is_told_with_its_bytes() -> None:
     lowest, reachable = 60 * MIB, {"bitwise": 60 * MIB, "reordered": 20 * MIB, "redrawn": 60 * MIB, "rounded": 15 * MIB}
     error = infeasible(30 * MIB, lowest, plain, "bitwise", reachable, {"half": 40 * MIB, "double": 90 * MIB}, SPLIT)
     four = SPLIT.rewrite(plain, next(o for o in SPLIT.options(plain) if o.settings["size"] == 16384 // 4)).process_high_bytes
+    kept = sum(plain.by_category[kind] for kind in ("parameters", "gradients", "optimizer"))
     assert four <= 30 * MIB and error.lowest_bytes == lowest and error.reachable_bytes == reachable
     assert str(error).splitlines() == [
         "This step does not fit 30.0 MiB: the lowest that can be reached with bitwise techniques is 60.0 MiB "
         "(upper end of the prediction).",
-        f"What fills it: parameters, gradients and optimizer {format_bytes(plain.by_category['parameters'])}; "
+        f"What fills it: parameters, gradients and optimizer {format_bytes(kept)}; "
         "the rest is the highest moment of the passes.",
         "What would help:",
         "  - allow reordered: 20.0 MiB",

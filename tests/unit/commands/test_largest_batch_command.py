@@ -1,0 +1,57 @@
+"""`memfit plan --largest-batch --json`, end to end: what it says is inside, and a little more is not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import memfit
+from memfit import largest_batch as sizing
+from memfit import planning
+from memfit.commands.main import run
+from memfit.commands.target import load_step
+from memfit.largest_batch import resized
+from memfit.levers import LEVERS
+
+TARGET = """
+import torch
+import memfit
+
+def build():
+    net = torch.nn.Sequential(torch.nn.Linear(256, 1024), torch.nn.GELU(), torch.nn.Linear(1024, 256))
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    return memfit.Step(net, lambda m, x: m(x).pow(2).mean(), optimizer, torch.ones(2048, 256))
+"""
+WITHOUT = {word: lever for word, lever in LEVERS.items() if word != "microbatch"}
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fewer sizes and shorter searches than people get; everything else is as it is."""
+    monkeypatch.setattr(sizing, "_AT_MOST", 4)
+    monkeypatch.setattr(planning, "_SEARCH_SECONDS", (1.0, 0.5, 0.5))
+
+
+@pytest.mark.usefixtures("quick")
+def test_the_largest_batch_is_inside_and_the_next_size_is_not(train: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (train / "batches.py").write_text(TARGET)
+    step = load_step("batches.py:build", simulate=True)
+
+    def high(samples: int) -> int:
+        return memfit.profile(resized(step, samples), simulate=True).process_high_bytes
+
+    one, two = high(2048), high(4096)
+    budget = (one + two) // 2
+    assert run(["plan", "batches.py:build", "--budget", str(budget), "--largest-batch", "--json"]) == 0
+    found = json.loads(capfd.readouterr().out)["largest_batch"]
+    plain, whole, divided = (found[key] for key in ("plain", "without_microbatch", "with_microbatch"))
+    assert 2048 < plain < 4096 and plain <= whole <= divided <= found["tried_up_to"] == 4 * 2048
+    unsure = (two - one) // 8  # what the interpreter takes has moved a little since
+    assert high(plain) <= budget + unsure and high(plain + 512) > budget
+    assert planning.planned(resized(step, whole), budget + unsure, levers=WITHOUT).plan.feasible
+    assert planning.planned(resized(step, divided), budget + unsure).plan.feasible
+    if whole < 4 * 2048:
+        with pytest.raises(memfit.Infeasible):
+            planning.planned(resized(step, whole + whole // 8), budget - unsure, levers=WITHOUT, explain=False)
