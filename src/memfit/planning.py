@@ -8,9 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from memfit.applying import apply_levers, option_of
+from memfit.capture import capture
 from memfit.capture.speeds import speeds_here
 from memfit.errors import MemfitError
 from memfit.fingerprint import fingerprint
+from memfit.ledger import account
 from memfit.levers import LEVERS, CannotApply, Lever
 from memfit.levers.saved import table_option
 from memfit.planner.explaining import alternatives, infeasible, planned_levers
@@ -48,6 +50,8 @@ def plan(
     plain = profile(step, simulate=True, device=device, progress=progress)
     if plain.process_high_bytes <= budget_bytes:
         return _empty(step, budget_bytes, plain, started)
+    if "precision" in levers and EXACTNESS.index(allow) >= EXACTNESS.index("rounded"):
+        plain = account(capture(step, True, device, progress, half=True))
     progress("weighing techniques")
     return _Planning(step, budget_bytes, plain, allow, device, levers, progress, started).plan()
 

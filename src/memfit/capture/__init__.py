@@ -16,10 +16,15 @@ __all__ = ["capture"]
 Progress = Callable[[str], None]
 
 
-def capture(step: Step, simulate: bool = False, device: str | None = None, progress: Progress = lambda words: None) -> Trace:
-    """One steady step as a Trace; `simulate` allocates nothing, and may be for a `device` that is not here."""
+def capture(
+    step: Step, simulate: bool = False, device: str | None = None, progress: Progress = lambda words: None, half: bool = False
+) -> Trace:
+    """One steady step as a Trace; `simulate` allocates nothing, and may be for a `device` that is not here.
+
+    `half` asks a simulation to measure, too, what products and convolutions would take inside in half precision.
+    """
     with _functional_gradients_refused():
-        return _capture(step, simulate, device, progress)
+        return _capture(step, simulate, device, progress, half)
 
 
 @contextmanager
@@ -35,9 +40,9 @@ def _functional_gradients_refused() -> Iterator[None]:
         ) from error
 
 
-def _capture(step: Step, simulate: bool, device: str | None, progress: Progress) -> Trace:
+def _capture(step: Step, simulate: bool, device: str | None, progress: Progress, half: bool) -> Trace:
     if simulate:
-        return capture_simulated(step, device, progress)
+        return capture_simulated(step, device, progress, half)
     if device is not None and device.split(":")[0] != device_of(step):
         raise MemfitError(
             f"This step is built on {device_of(step)}, so a real run happens there, not on {device}: "

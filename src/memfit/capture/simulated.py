@@ -15,12 +15,12 @@ from memfit.capture.process import base_bytes, predicted_process
 from memfit.capture.real import device_of
 from memfit.capture.simulation import simulated
 from memfit.capture.whereabouts import ModulePath
-from memfit.capture.workspaces import Workspaces
-from memfit.records import Process, Trace
+from memfit.capture.workspaces import OpBytes, Workspaces
+from memfit.records import Op, Process, Trace
 from memfit.step import Step
 
 
-def capture_simulated(step: Step, device: str | None, progress: Callable[[str], None]) -> Trace:
+def capture_simulated(step: Step, device: str | None, progress: Callable[[str], None], half: bool = False) -> Trace:
     """The steady step, predicted."""
     target = device_named(device or device_of(step))
     base = base_bytes(step)
@@ -28,19 +28,19 @@ def capture_simulated(step: Step, device: str | None, progress: Callable[[str], 
     with simulated(step) as fake, target.rules(fake):
         first = all(_is_new(optimizer) for optimizer in fake.optimizers)
         if not first:
-            _record(fake, target)
-        recorder, modules, workspaces = _record(fake, target)
+            _record(fake, target, half)
+        recorder, modules, workspaces = _record(fake, target, half)
         growth = 0
         if recorder.left_over():  # made once and kept, replaced by every step, or a leak: a second one tells
             earlier = recorder
-            recorder, modules, workspaces = _record(fake, target)
+            recorder, modules, workspaces = _record(fake, target, half)
             growth = min(earlier.left_over(), recorder.left_over())
         models = models_of(fake, modules)
     taken = workspaces.of_ops(recorder.made_by_ops(), progress)
     storages = recorder.storages(taken.hidden)
     storages = target.rounded(with_states_from_the_start(storages) if first else storages)
     trace = Trace(
-        recorder.ops(taken.inside, taken.unsure),
+        _with_half(recorder.ops(taken.inside, taken.unsure), taken),
         storages,
         recorder.saved(),
         recorder.calls(),
@@ -57,6 +57,15 @@ def capture_simulated(step: Step, device: str | None, progress: Callable[[str], 
     return replace(trace, process=predicted_process(trace, step, base))
 
 
+def _with_half(ops: tuple[Op, ...], taken: OpBytes) -> tuple[Op, ...]:
+    """Ops that were measured in half precision, too, say so."""
+    in_half = (taken.in_half.get(number, {}) for number in range(len(ops)))
+    return tuple(
+        replace(op, bfloat16_workspace=half.get("bfloat16"), float16_workspace=half.get("float16")) if half else op
+        for op, half in zip(ops, in_half, strict=True)
+    )
+
+
 def _is_new(optimizer: Optimizer) -> bool:
     """It has no states yet, and the step that makes them will be like any other but for that.
 
@@ -65,10 +74,10 @@ def _is_new(optimizer: Optimizer) -> bool:
     return type(optimizer).__module__.startswith("torch.optim") and not optimizer.state
 
 
-def _record(step: Step, target: Device) -> tuple[FakeRecorder, ModulePath, Workspaces]:
+def _record(step: Step, target: Device, half: bool) -> tuple[FakeRecorder, ModulePath, Workspaces]:
     for optimizer in step.optimizers:
         optimizer.zero_grad()
-    workspaces, modules = Workspaces(), ModulePath(step.models)
+    workspaces, modules = Workspaces(half), ModulePath(step.models)
     recorder = FakeRecorder(modules, on_op=workspaces.note if target.measures_workspaces else None)
     with labelled(recorder, step), recorder:
         step.run(step.batch, recorder, schedule=False)

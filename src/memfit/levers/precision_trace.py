@@ -190,10 +190,11 @@ class _Rewriting:
         self._ops.append(self._in_half(op) if touched else op)
 
     def _in_half(self, op: Op) -> Op:
-        inside = self._workspace(op) if self._old.device == "cpu" else op.workspace // 2
+        measured = getattr(op, f"{self._dtype}_workspace")
+        inside = measured if measured is not None else self._workspace(op) if self._old.device == "cpu" else op.workspace // 2
         slower = _SLOWER.get((self._old.device, self._dtype), 1.0) if word(op).startswith(tuple(LOWERED)) else 1.0
         seconds = None if op.seconds is None else op.seconds * slower
-        unsure = max(inside, op.workspace) if word(op).startswith("convolution") else inside
+        unsure = 0 if measured is not None else max(inside, op.workspace) if word(op).startswith("convolution") else inside
         return replace(op, workspace=inside, workspace_error=op.workspace_error + unsure, seconds=seconds)
 
     def _workspace(self, op: Op) -> int:
@@ -290,6 +291,7 @@ class _Rewriting:
     def _death_of_cast(self, cast: _Cast, keepers: set[int]) -> int | None:
         ends = [self._at[f] for f in cast.readers]
         if cast is self._left.get(cast.source):
+            ends += [self._end_of_call(f) for f in cast.readers if self._inside[f] >= 0]  # a call holds its arguments until it returns
             old = self._old.storages[cast.source].died
             if old is None:
                 return None
