@@ -75,8 +75,8 @@ def planned(
     budget_bytes = parse_bytes(budget)
     if allow not in EXACTNESS:
         raise MemfitError(f"There is no exactness {allow!r}: allow one of {', '.join(EXACTNESS)}.")
-    calls = OpCalls()
-    plain = account(capture(step, True, device, progress, calls))
+    calls, half = OpCalls(), "precision" in levers and EXACTNESS.index(allow) >= EXACTNESS.index("rounded")
+    plain = account(capture(step, True, device, progress, calls, half))
     if plain.process_high_bytes <= budget_bytes:
         return Planned(_empty(step, budget_bytes, plain, started), plain, plain)
     costed = with_times(plain, calls, progress)

@@ -118,6 +118,8 @@ class Op:
     workspace_error: int = 0  # how far a predicted workspace may be off, either way
     seconds: float | None = None
     forward: int | None = None  # of a backward op: the forward op whose gradient it computes
+    bfloat16_workspace: int | None = None  # what it would take inside in half precision, where that was asked for and measured
+    float16_workspace: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,14 +23,16 @@ def capture(
     device: str | None = None,
     progress: Progress = lambda words: None,
     calls: OpCalls | None = None,
+    half: bool = False,
 ) -> Trace:
     """One steady step as a Trace; `simulate` allocates nothing, and may be for a `device` that is not here.
 
-    `calls` takes the operator calls of a simulated step that could be timed on this machine.
+    `calls` takes the operator calls of a simulated step that could be timed on this machine. `half` asks a simulation to measure, too,
+    what products and convolutions would take inside in half precision.
     """
     with _functional_gradients_refused():
         if simulate:
-            return capture_simulated(step, device, progress, calls)
+            return capture_simulated(step, device, progress, calls, half)
         return _really(step, device, progress)
 
 

@@ -17,32 +17,34 @@ from memfit.capture.process import base_bytes, predicted_process
 from memfit.capture.real import device_of
 from memfit.capture.simulation import simulated
 from memfit.capture.whereabouts import ModulePath
-from memfit.capture.workspaces import Workspaces
-from memfit.records import Process, Trace
+from memfit.capture.workspaces import OpBytes, Workspaces
+from memfit.records import Op, Process, Trace
 from memfit.step import Step
 
 
-def capture_simulated(step: Step, device: str | None, progress: Callable[[str], None], calls: OpCalls | None = None) -> Trace:
-    """The steady step, predicted; `calls` is told of every op that could be timed here."""
+def capture_simulated(
+    step: Step, device: str | None, progress: Callable[[str], None], calls: OpCalls | None = None, half: bool = False
+) -> Trace:
+    """The steady step, predicted; `calls` is told of every op that could be timed here, `half` measures workspaces in half precision too."""
     target = device_named(device or device_of(step))
     base = base_bytes(step)
     progress("simulating the step")
     with simulated(step) as fake, target.rules(fake):
         first = all(_is_new(optimizer) for optimizer in fake.optimizers)
         if not first:
-            _record(fake, target, calls)
-        recorder, modules, workspaces = _record(fake, target, calls)
+            _record(fake, target, calls, half)
+        recorder, modules, workspaces = _record(fake, target, calls, half)
         growth = 0
         if recorder.left_over():  # made once and kept, replaced by every step, or a leak: a second one tells
             earlier = recorder
-            recorder, modules, workspaces = _record(fake, target, calls)
+            recorder, modules, workspaces = _record(fake, target, calls, half)
             growth = min(earlier.left_over(), recorder.left_over())
         models = models_of(fake, modules)
     taken = workspaces.of_ops(recorder.made_by_ops(), progress)
     storages = recorder.storages(taken.hidden)
     storages = target.rounded(with_states_from_the_start(storages) if first else storages)
     trace = Trace(
-        recorder.ops(taken.inside, taken.unsure),
+        _with_half(recorder.ops(taken.inside, taken.unsure), taken),
         storages,
         recorder.saved(),
         recorder.calls(),
@@ -59,6 +61,15 @@ def capture_simulated(step: Step, device: str | None, progress: Callable[[str], 
     return replace(trace, process=predicted_process(trace, step, base))
 
 
+def _with_half(ops: tuple[Op, ...], taken: OpBytes) -> tuple[Op, ...]:
+    """Ops that were measured in half precision, too, say so."""
+    in_half = (taken.in_half.get(number, {}) for number in range(len(ops)))
+    return tuple(
+        replace(op, bfloat16_workspace=half.get("bfloat16"), float16_workspace=half.get("float16")) if half else op
+        for op, half in zip(ops, in_half, strict=True)
+    )
+
+
 def _is_new(optimizer: Optimizer) -> bool:
     """It has no states yet, and the step that makes them will be like any other but for that.
 
@@ -67,10 +78,10 @@ def _is_new(optimizer: Optimizer) -> bool:
     return type(optimizer).__module__.startswith("torch.optim") and not optimizer.state
 
 
-def _record(step: Step, target: Device, calls: OpCalls | None) -> tuple[FakeRecorder, ModulePath, Workspaces]:
+def _record(step: Step, target: Device, calls: OpCalls | None, half: bool) -> tuple[FakeRecorder, ModulePath, Workspaces]:
     for optimizer in step.optimizers:
         optimizer.zero_grad()
-    workspaces, modules = Workspaces(), ModulePath(step.models)
+    workspaces, modules = Workspaces(half), ModulePath(step.models)
 
     def note(*op: Any) -> None:
         workspaces.note(*op)

@@ -14,12 +14,13 @@ _VERSIONS = torch._C.DispatchKey.ADInplaceOrView  # where torch counts writes
 
 def detached(tensor: torch.Tensor) -> torch.Tensor:
     """Without its place in the graph, but with the same count of writes: inside an operator, `detach` alone would begin a new one."""
-    excluded = torch._C._dispatch_tls_is_dispatch_key_excluded(_VERSIONS)
+    if not torch._C._dispatch_tls_is_dispatch_key_excluded(_VERSIONS):
+        return tensor.detach()
     torch._C._dispatch_tls_set_dispatch_key_excluded(_VERSIONS, False)
     try:
         return tensor.detach()
     finally:
-        torch._C._dispatch_tls_set_dispatch_key_excluded(_VERSIONS, excluded)
+        torch._C._dispatch_tls_set_dispatch_key_excluded(_VERSIONS, True)
 
 
 class Kept:

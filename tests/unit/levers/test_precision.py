@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 import memfit
 from memfit import Phase, Step
+from memfit.capture import capture
 from memfit.ledger import account
 from memfit.levers import CannotApply
 from memfit.levers.precision import Precision
@@ -47,19 +48,34 @@ def encoder_and_decoder() -> Step:
 
 
 STEPS = {make.__name__: make for make in (wide_dense, encoder_and_decoder)} | SMALL_STEPS
-KERNELS_DECIDE = ("convolutional_2d", "convolutional_3d", "two_phases")  # what they take inside in half precision follows no rule
+CASES = [(name, "bfloat16") for name in STEPS if name != "mixed_precision"] + [("convolutional_2d", "float16")]
 
 
-@pytest.mark.parametrize("name", [name for name in STEPS if name != "mixed_precision"])
-def test_the_rewrite_is_what_a_fresh_capture_sees(name: str) -> None:
+def measured_in_half(step: Step) -> Ledger:
+    """As a plan looks at a step for which rounding is allowed."""
+    return account(capture(step, simulate=True, half=True))
+
+
+@pytest.mark.parametrize(("name", "dtype"), CASES, ids=" ".join)
+def test_the_rewrite_is_what_a_fresh_capture_sees(name: str, dtype: str) -> None:
     step = STEPS[name]()
+    before = measured_in_half(step)
+    told = LEVER.rewrite(before, option(before, dtype))
+    with LEVER.apply(step, option(before, dtype)):
+        seen = memfit.profile(step, simulate=True)
+    assert without_workspaces(told) == pytest.approx(without_workspaces(seen), rel=0.015)
+    assert told.peak_bytes == pytest.approx(seen.peak_bytes, rel=0.02)
+    assert told.low_bytes <= seen.peak_bytes <= told.high_bytes
+
+
+def test_what_kernels_take_in_half_precision_follows_no_rule() -> None:
+    """Why it is measured: without that, a convolution's peak is missed, and the interval says so."""
+    step = convolutional_2d()
     before = memfit.profile(step, simulate=True)
     told = LEVER.rewrite(before, option(before))
     with LEVER.apply(step, option(before)):
         seen = memfit.profile(step, simulate=True)
-    assert without_workspaces(told) == pytest.approx(without_workspaces(seen), rel=0.01)
-    if name not in KERNELS_DECIDE:
-        assert told.peak_bytes == pytest.approx(seen.peak_bytes, rel=0.02)
+    assert told.peak_bytes != pytest.approx(seen.peak_bytes, rel=0.02)
     assert told.low_bytes <= seen.peak_bytes <= told.high_bytes
 
 

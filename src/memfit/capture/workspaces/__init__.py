@@ -1,5 +1,5 @@
 """Memory that an operator takes inside itself, which fake tensors cannot see: measured once per op and shape, then remembered."""
 
-from memfit.capture.workspaces.collected import Workspaces
+from memfit.capture.workspaces.collected import OpBytes, Workspaces
 
-__all__ = ["Workspaces"]
+__all__ = ["OpBytes", "Workspaces"]

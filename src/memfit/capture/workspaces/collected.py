@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -42,6 +42,10 @@ _SAFE_HERE = frozenset(
 """Calls that do no harm on zeros, as they were asked for; any other, and any made-up one, is tried in a process of its own."""
 
 
+_LOWERED = frozenset({"convolution", "convolution_backward", "mm", "addmm", "bmm", "baddbmm"})
+_HALF = (torch.bfloat16, torch.float16)
+
+
 def _name(func: Any) -> str:
     return str(func._schema.name).removeprefix("aten::")
 
@@ -63,15 +67,18 @@ class OpBytes:
     inside: list[int]  # beyond its outputs, at its own peak
     unsure: list[int]  # by how much that may be off; 0 where it was measured as it is
     hidden: list[int]  # held by its outputs although they do not show it
+    in_half: dict[int, dict[str, int]]  # by op and type: what it would take inside in half precision
 
 
 class Workspaces:
     """`note` each op as it is recorded; `of_ops` then measures what is not known yet."""
 
-    def __init__(self) -> None:
+    def __init__(self, half: bool = False) -> None:
         self._kinds: dict[Any, str] = {}
         self._calls: dict[str, Call] = {}
         self._key_of_op: dict[int, str] = {}
+        self._half = half
+        self._half_keys_of_op: dict[int, dict[str, str]] = {}  # by the name of the type
 
     def note(self, number: int, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Remember the call if it may take memory inside."""
@@ -84,6 +91,11 @@ class Workspaces:
         key = call.key
         self._calls.setdefault(key, call)
         self._key_of_op[number] = key
+        if self._half and _name(func) in _LOWERED and all(shape.dtype is torch.float32 for shape in call.shapes()):
+            for dtype in _HALF:
+                lowered = call.with_shapes(lambda shape, dtype=dtype: replace(shape, dtype=dtype))  # type: ignore[misc]
+                self._calls.setdefault(lowered.key, lowered)
+                self._half_keys_of_op.setdefault(number, {})[str(dtype).removeprefix("torch.")] = lowered.key
 
     def of_ops(self, made: Sequence[int], progress: Callable[[str], None]) -> OpBytes:
         """The bytes of each op; `made` tells for each how many bytes of new storages it was seen to make."""
@@ -92,8 +104,11 @@ class Workspaces:
         if unknown:
             progress(f"measuring the workspaces of {len(unknown)} kinds of ops, once for this machine")
             outputs = {key: made[number] for number, key in self._key_of_op.items()}
+            outputs |= {key: made[number] // 2 for number, keys in self._half_keys_of_op.items() for key in keys.values()}
             remembered.put(_measure_all(unknown, outputs))
-        found = OpBytes([0] * len(made), [0] * len(made), [0] * len(made))
+        found = OpBytes([0] * len(made), [0] * len(made), [0] * len(made), {})
+        for number, keys in self._half_keys_of_op.items():
+            found.in_half[number] = {dtype: int(taken[0]) for dtype, key in keys.items() if (taken := remembered.get(key)) is not None}
         for number, key in self._key_of_op.items():
             inside, unsure, kept = remembered.get(key) or [0.0, 0.0, 0.0]
             found.inside[number], found.unsure[number] = int(inside), int(unsure)

@@ -224,16 +224,19 @@ class Forward(TorchDispatchMode):
         finally:
             self._quiet = before
 
-    def pack(self, tensor: torch.Tensor) -> Handle:
+    def pack(self, tensor: torch.Tensor) -> Handle | Kept:
         """Called by autograd for each tensor it saves."""
         part = self._part(tensor) if self._makers else None
+        if not self._watching:  # most tensors of a step: as little Python as can be
+            return Kept(tensor if tensor.is_leaf else detached(tensor)) if part is None else Handle(part)
         handle = Handle(self._quietly(_kept, tensor) if part is None else part)
-        if self._watching:
-            self._fresh.append(handle)
+        self._fresh.append(handle)
         return handle
 
-    def unpack(self, handle: Handle) -> torch.Tensor:
+    def unpack(self, handle: Handle | Kept) -> torch.Tensor:
         """Called by autograd when backward needs the tensor."""
+        if type(handle) is Kept:
+            return handle.get()
         before, self._quiet = self._quiet, True
         try:
             return handle.get()
