@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -33,6 +33,11 @@ class Chunking:
     again: bool = False
     calls: int = field(default=0, init=False)
 
+    @property
+    def planned(self) -> bool:
+        """Whether the lever chose it: then a plan knows one chunk, which stands for all."""
+        return self.batch > 0
+
     def turns(self, counts: Sequence[int]) -> Turns:
         """What surrounds the chunks of the next call."""
         draws = self.draws[self.calls] if self.calls < len(self.draws) else ()
@@ -51,6 +56,29 @@ def chunking_by(chunking: Chunking) -> Iterator[None]:
         yield
     finally:
         _chunking.reset(token)
+
+
+class ChunkWatcher(Protocol):
+    """Told as the chunks of a call run, one after the other."""
+
+    def begins(self, again: bool) -> None:
+        """A chunk's loss is computed next; `again`: what runs is the planned chunk once more."""
+
+    def differentiates(self, planned: bool) -> AbstractContextManager[None]:
+        """Entered around a chunk's backward; `planned`: a plan knows it as backward, not as a part of the loss."""
+
+
+_watchers: ContextVar[tuple[ChunkWatcher, ...]] = ContextVar("memfit.chunk_watchers", default=())
+
+
+@contextmanager
+def chunks_watched_by(watcher: ChunkWatcher) -> Iterator[None]:
+    """Chunks that run inside are told to this watcher too."""
+    token = _watchers.set((*_watchers.get(), watcher))
+    try:
+        yield
+    finally:
+        _watchers.reset(token)
 
 
 class ChunkedCall(nn.Module):
@@ -129,6 +157,8 @@ class _Run:
         turns, gradients, value = self.chunking.turns(counts), [torch.zeros_like(t) for t in (*inputs, *parameters)], None
         for number, (piece, share) in enumerate(zip(pieces, weighed, strict=True)):
             if share:
+                for watcher in _watchers.get():
+                    watcher.begins(again=number > 0 and self.chunking.planned)
                 with _explained(), turns.whole(number):
                     loss = self._chunk(*piece, total, share, inputs, parameters, gradients, turns)
                 value = loss if value is None else value + loss
@@ -159,7 +189,10 @@ class _Run:
             _check(loss, [*leaves.values(), *parameters] if gradients else None)
             loss = loss * share
         if gradients and loss.requires_grad:
-            found = torch.autograd.grad(loss, [*leaves.values(), *parameters], allow_unused=True)
+            with ExitStack() as entered:
+                for watcher in _watchers.get():
+                    entered.enter_context(watcher.differentiates(self.chunking.planned))
+                found = torch.autograd.grad(loss, [*leaves.values(), *parameters], allow_unused=True)
             for whole, gradient in zip(gradients, found, strict=True):
                 if gradient is not None:
                     _part_of(whole, total, start, count, only_if=gradient.shape).add_(gradient)

@@ -13,9 +13,9 @@ from memfit.step import Step
 
 
 def models_of(step: Step, modules: ModulePath) -> tuple[Model, ...]:
-    """The step's models and the networks that only its loss holds."""
+    """The step's models and the modules that only its loss holds, with parameters or without: an nn.MSELoss, say."""
     trained = {id(p) for o in step.optimizers for group in o.param_groups for p in group["params"]}
-    named = {**step.models, **{name: m for name, m in modules.outsiders.items() if any(True for _ in m.parameters())}}
+    named = {**step.models, **modules.outsiders}
     return tuple(
         Model(
             name,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -111,6 +113,55 @@ def test_the_law_holds_together_with_micro_batches() -> None:
     with MICROBATCH.apply(step, halves), CHUNK.apply(step, single):
         captured = memfit.profile(step, simulate=True).peak_bytes
     assert abs(CHUNK.rewrite(MICROBATCH.rewrite(ledger, halves), single).peak_bytes / captured - 1) < 0.02
+
+
+def deep_decoder(trained: bool = False, size: int | None = None) -> Step:
+    """Enough layers that what autograd keeps of one sample is most of the peak."""
+    torch.manual_seed(0)
+    layers = [layer for _ in range(4) for layer in (nn.Conv2d(16, 16, 3, padding=1), nn.GroupNorm(4, 16), nn.SiLU())]
+    net = nn.ModuleDict({"project": nn.Linear(8, 16), "decoder": nn.Sequential(*layers).requires_grad_(trained)})
+
+    def loss(m: Any, b: torch.Tensor) -> torch.Tensor:
+        z = m["project"](b).permute(0, 3, 1, 2)
+        return memfit.chunked(lambda z: m["decoder"](z).pow(2).mean(), z, size=size, parameters=m["decoder"])
+
+    return Step(net, loss, torch.optim.SGD(net.parameters(), 0.1), torch.randn(3, 16, 16, 8))
+
+
+def cheap_remade(ledger: memfit.Ledger) -> Any:
+    return next(o for o in LEVERS["saved"].options(ledger) if o.name == "cheap results made again")
+
+
+def same_bits(step: Step, other: Step) -> bool:
+    (loss, gradients, _), (expected_loss, expected, _) = ran(step), ran(other)
+    return torch.equal(loss, expected_loss) and all(torch.equal(a, b) for a, b in zip(gradients, expected, strict=True))
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_what_is_not_kept_is_not_kept_in_any_chunk(trained: bool) -> None:
+    ledger, saved = memfit.profile(deep_decoder(trained), simulate=True), LEVERS["saved"]
+    single = option(CHUNK, deep_decoder(trained), 1)
+    chunks = CHUNK.rewrite(ledger, single)
+    step, alone = deep_decoder(trained), deep_decoder(trained)
+    with CHUNK.apply(step, single), saved.apply(step, cheap_remade(chunks)), CHUNK.apply(alone, single):
+        captured = memfit.profile(step, simulate=True).peak_bytes
+        assert captured < 0.9 * chunks.peak_bytes and same_bits(step, alone)
+    assert abs(saved.rewrite(chunks, cheap_remade(chunks)).peak_bytes / captured - 1) < 0.03  # of 400 KB
+
+
+def test_a_table_that_is_not_told_of_chunks_would_act_on_the_first_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("memfit.levers.saved.apply.chunks_watched_by", lambda active: nullcontext())
+    with pytest.raises(AssertionError, match=r"assert \(\d+ < "):
+        test_what_is_not_kept_is_not_kept_in_any_chunk(False)
+
+
+def test_chunks_of_ones_own_size_have_each_their_own_decisions() -> None:
+    saved, step = LEVERS["saved"], deep_decoder(size=1)
+    ledger = memfit.profile(step, simulate=True)
+    with saved.apply(step, cheap_remade(ledger)), warnings.catch_warnings():
+        warnings.simplefilter("error")  # a table that does not find its operators says so
+        captured = memfit.profile(step, simulate=True).peak_bytes
+        assert captured < 0.9 * ledger.peak_bytes and same_bits(step, deep_decoder(size=1))
 
 
 def test_two_calls_in_two_phases() -> None:

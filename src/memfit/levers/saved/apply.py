@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 from torch import nn
 
+from memfit.chunking import chunks_watched_by
 from memfit.levers.lever import CannotApply
 from memfit.levers.saved.forward import Forward
 from memfit.levers.saved.table import DISK, PhaseTable, Region
@@ -23,6 +24,7 @@ class _Active:
         self.forward: Forward | None = None
         self.calls: Counter[str] = Counter()
         self.inside: list[str] = []  # the calls for which the dispatch mode was entered
+        self._calls_before: Counter[str] = Counter()
 
     def enter(self, path: str) -> None:
         """A module is called: if it is a region of the table, watch its operators."""
@@ -44,6 +46,24 @@ class _Active:
             self.inside.pop()
             if not self.inside:
                 self.forward.leave_region()
+
+    def begins(self, again: bool) -> None:
+        """A chunk runs: each is the planned one, so its calls are counted from where the first one's were."""
+        if again:
+            self.calls = Counter(self._calls_before)
+        else:
+            self._calls_before = Counter(self.calls)
+        if self.forward is not None:
+            self.forward.begin_chunk(again)
+
+    @contextmanager
+    def differentiates(self, planned: bool) -> Iterator[None]:
+        """A chunk is differentiated: what was noted in it is not looked up any more, and a planned backward is not watched."""
+        if self.forward is None:
+            yield
+            return
+        with self.forward.after_chunk(unwatched=planned):
+            yield
 
 
 def apply_tables(step: Step, tables: dict[str, PhaseTable]) -> Undo:
@@ -86,7 +106,7 @@ def _hook(module: nn.Module, path: str, active: _Active, undo: Undo) -> None:
 def _watching(forward: Forward, active: _Active) -> Iterator[None]:
     active.forward, active.calls = forward, Counter()
     try:
-        with forward.hooks:
+        with forward.hooks, chunks_watched_by(active):
             if None in forward.table.regions:
                 forward.enter_region(None)
                 active.inside.append("")  # already inside, whatever is called

@@ -6,6 +6,7 @@ import warnings
 import weakref
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -54,6 +55,7 @@ class Forward(TorchDispatchMode):
         self._found = 0
         self._makers: dict[int, _Maker] = {}
         self._readers: dict[int, list[weakref.ref[Node]]] = {}
+        self._before_chunk: tuple[Counter[str], dict[int, _Maker]] = (Counter(), {})
         self._fresh: list[Handle] = []  # packed since the last op: the inputs of the one that comes next
         self.hooks = torch.autograd.graph.saved_tensors_hooks(self.pack, self.unpack)
 
@@ -85,6 +87,26 @@ class Forward(TorchDispatchMode):
         self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         self._watching = False
         self._fresh.clear()
+
+    def begin_chunk(self, again: bool) -> None:
+        """A chunk of a part that is differentiated by itself; `again`: its operators are the ones of the chunk before."""
+        if again:
+            self._seen = Counter(self._before_chunk[0])
+        self._makers = {key: maker for key, maker in self._makers.items() if maker.storage() is not None}
+        self._before_chunk = Counter(self._seen), dict(self._makers)
+
+    @contextmanager
+    def after_chunk(self, unwatched: bool) -> Iterator[None]:
+        """While it is differentiated: its own nodes live only as long as its handles do, as after a loss."""
+        before = self._before_chunk[1]
+        self._makers = {key: maker for key, maker in self._makers.items() if key in before and before[key].storage is maker.storage}
+        self._readers = {key: nodes for key, nodes in self._readers.items() if any(node() is not None for node in nodes)}
+        self._fresh.clear()
+        quiet, self._quiet = self._quiet, self._quiet or unwatched
+        try:
+            yield
+        finally:
+            self._quiet = quiet
 
     def _decision(self, func: Any) -> str | None:
         name = self._names.get(func)
