@@ -8,19 +8,23 @@ from dataclasses import dataclass, replace
 from memfit.batches import tensors_in
 from memfit.errors import MemfitError
 from memfit.profiling import profile
+from memfit.proof.kept_in_file import kept_in_file
 from memfit.proof.sampling import first_samples
 from memfit.records import PlannedLever
 from memfit.step import Batch, Step
 from memfit.units import format_bytes
 
+_IN_FILE = "The plain step does not fit the limit: what autograd keeps of it waited in a file, bit for bit, and nothing else was changed."
+
 
 @dataclass(frozen=True)
 class Sample:
-    """The step to be proven with: on all samples or on fewer, with a float64 run or without."""
+    """The step to be proven with: on all samples or on fewer, with a float64 run or without, kept in memory or in a file."""
 
     step: Step
     float64: bool = True
     notes: tuple[str, ...] = ()
+    in_file: bool = False
 
 
 def sample_inside(step: Step, limit_bytes: int | None, wants_float64: bool, smaller_batch: Batch = None) -> Sample:
@@ -49,10 +53,14 @@ def sample_inside(step: Step, limit_bytes: int | None, wants_float64: bool, smal
             return _cut(step, size, False, needs[whole][0], limit_bytes)
     if smaller_batch is not None:
         return _on_smaller(step, smaller_batch, limit_bytes, wants_float64, needs[sizes[-1]][0])
+    if in_file := next((size for size in sizes if _need_in_file(step, size) <= limit_bytes), None):
+        cut = _cut(step, in_file, False, needs[whole][0], limit_bytes)
+        return replace(cut, in_file=True, notes=(*cut.notes, _IN_FILE))
     raise MemfitError(
         f"The plain step cannot be run inside {format_bytes(limit_bytes)}: a single sample is predicted to need "
-        f"{format_bytes(needs[sizes[-1]][0])}, so there is nothing to compare with. Verify where there is more memory, or give a "
-        "smaller_batch (smaller volumes, shorter sequences) to compare on."
+        f"{format_bytes(needs[sizes[-1]][0])}, so there is nothing to compare with, and with what autograd keeps in a file "
+        "it still needs too much. Verify where there is more memory, or give a smaller_batch (smaller volumes, shorter sequences) "
+        "to compare on."
     )
 
 
@@ -71,6 +79,12 @@ def _on_smaller(step: Step, batch: Batch, limit: int, wants_float64: bool, neede
         f"{format_bytes(needed)}, and the limit is {format_bytes(limit)}. What only shows at full size was not compared."
     )
     return Sample(smaller, wants_float64 and ledger.process_high_bytes + ledger.high_bytes <= limit, (note,))
+
+
+def _need_in_file(step: Step, size: int) -> int:
+    fewer = replace(step, batch=first_samples(step.batch, size))
+    with kept_in_file(fewer):
+        return profile(fewer, simulate=True).process_high_bytes
 
 
 def _cut(step: Step, size: int, float64: bool, needed: int, limit: int) -> Sample:

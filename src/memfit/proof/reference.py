@@ -11,6 +11,7 @@ import torch
 from memfit.batches import map_tensors
 from memfit.capture.rollback import rolled_back
 from memfit.proof.draws import CannotReplay, DrawsRecorded, DrawsReplayed, InFloat64
+from memfit.proof.kept_in_file import kept_in_file
 from memfit.proof.noise import noisy
 from memfit.proof.observing import Outcome, feed, observe
 from memfit.proof.places import Places
@@ -22,10 +23,12 @@ from memfit.step import Step
 class Reference:
     """What a fitted step is compared with. Each run happens when it is first asked for, and is rolled back."""
 
-    def __init__(self, step: Step, steps: int, float64: bool = True, progress: Callable[[str], None] = lambda words: None) -> None:
+    def __init__(
+        self, step: Step, steps: int, float64: bool = True, progress: Callable[[str], None] = lambda words: None, in_file: bool = False
+    ) -> None:
         self.step, self.places = step, Places.of(step)
         self.batches = [varied(step.batch, number) for number in range(steps)]
-        self._float64, self.progress = float64, progress
+        self._float64, self.progress, self._in_file = float64, progress, in_file
         self._rough: dict[float, Outcome] = {}
 
     @cached_property
@@ -36,18 +39,24 @@ class Reference:
         self.places.shelve_states(self.step, shelf)
         return shelf
 
+    @contextmanager
+    def _plainly(self) -> Iterator[None]:
+        """Around a run of the plain step: everything is put back, and where memory is short autograd keeps its tensors in a file."""
+        with rolled_back(self.step), kept_in_file(self.step) if self._in_file else nullcontext():
+            yield
+
     @cached_property
     def plain(self) -> Outcome:
         """The step as it is."""
         self.progress("running the plain step")
-        with rolled_back(self.step):
+        with self._plainly():
             return observe(self.step, self.places, self.batches)
 
     @cached_property
     def again(self) -> Outcome:
         """The same once more."""
         self.progress("running the plain step again")
-        with rolled_back(self.step):
+        with self._plainly():
             return observe(self.step, self.places, self.batches)
 
     @cached_property
@@ -75,7 +84,7 @@ class Reference:
 
     def _moved_by(self, eps: float | None) -> Outcome:
         self.progress("measuring the noise of rounding")
-        with rolled_back(self.step), noisy(self.places, eps):
+        with self._plainly(), noisy(self.places, eps):
             return observe(self.step, self.places, self.batches, "gradients", "later", "buffers")
 
     @cached_property
@@ -101,7 +110,7 @@ class Reference:
     def _drawn(self) -> tuple[Shelf, str]:
         """The random draws of the first step, and why they cannot be replayed if so."""
         recorder = DrawsRecorded(Shelf())
-        with rolled_back(self.step), recorder:
+        with self._plainly(), recorder:
             observe(self.step, self.places, self.batches[:1], "none of it")
         op = recorder.unreplayable
         return recorder.shelf, f"{op} draws random numbers that cannot be replayed" if op else ""

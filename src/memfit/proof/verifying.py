@@ -55,7 +55,7 @@ def verify(
     claimed = loosest(lever.exactness for lever in plan.levers)
     sample = sample_inside(step, limit_bytes, claimed == "reordered", smaller_batch)
     planned, unsaid = levers_for(plan.levers, step.batch_size, sample.step.batch_size)
-    reference = Reference(sample.step, steps, sample.float64, progress)
+    reference = Reference(sample.step, steps, sample.float64, progress, sample.in_file)
     with deterministic():
         judgement = judge(reference, planned, levers)
         culprit = ", ".join(lever.name for lever in plan.levers if claimed in _BY_DESIGN and lever.exactness == claimed)
