@@ -44,7 +44,7 @@ def read(path: Path) -> torch.Tensor:
             array = np.load(path)
         else:
             array = np.asarray(nibabel.nifti1.Nifti1Image.from_filename(path).dataobj)
-    except (OSError, ValueError, nibabel.filebasedimages.ImageFileError) as error:
+    except (OSError, ValueError, nibabel.filebasedimages.ImageFileError, nibabel.wrapstruct.WrapStructError) as error:
         raise DataError(f"{path} cannot be read as a volume: {error}") from None
     array = np.squeeze(array)
     if array.ndim != 3:

@@ -37,7 +37,6 @@ from recipes.volume_autoencoder.model import build_models, build_step
 from recipes.volume_autoencoder.perceptual import WeightsError
 
 CONFIGS = Path(__file__).parent / "configs"
-_PROOF_SIZE = 48  # voxels along an axis at most, where a plan has to be proven on smaller volumes than it was made for
 
 
 def make_step() -> memfit.Step:
@@ -122,7 +121,7 @@ def train(args: argparse.Namespace, config: Config, console: Console) -> None:
     parts: dict[str, Any] = {name: models[name] for name in ("autoencoder", "discriminator")}
     folder = RunFolder(args.output_dir, {**parts, "optimizer": generator, "optimizer_d": discriminator}, args.resume)
     done = folder.resume() if args.resume else 0
-    call = training_call(step, args.budget, args.allow, console, _smaller(step.batch))
+    call = training_call(step, args.budget, args.allow, console, _smaller(step.batch, config))
     looked_at = first[:1].to(device)
     for epoch in range(done + 1, args.epochs + 1):
         order.manual_seed(epoch)
@@ -171,10 +170,10 @@ def _middles(volume: torch.Tensor) -> torch.Tensor:
     return torch.stack([torch.nn.functional.interpolate(one[None], (side, side))[0] for one in chosen])
 
 
-def _smaller(batch: torch.Tensor) -> torch.Tensor:
-    """Smaller volumes, on which a plan is proven whose plain step cannot be run inside the budget."""
-    size = [min(n, _PROOF_SIZE) for n in batch.shape[2:]]
-    return torch.nn.functional.interpolate(batch, size, mode="trilinear")
+def _smaller(batch: torch.Tensor, config: Config) -> torch.Tensor:
+    """Smaller volumes, on which a plan is proven whose plain step cannot be run inside the budget; large enough for the discriminator."""
+    side = max(32, 4 * 2**config.autoencoder.training.discriminator.num_layers_d)
+    return torch.nn.functional.interpolate(batch, [min(n, side) for n in batch.shape[2:]], mode="trilinear")
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from memfit.step import Step
 def capture_simulated(
     step: Step, device: str | None, progress: Callable[[str], None], calls: OpCalls | None = None, half: bool = False
 ) -> Trace:
-    """The steady step, predicted; `calls` is told of every op that could be timed here, `half` measures workspaces in half precision too."""
+    """The steady step, predicted; `calls` is told of every op that could be timed here, `half` measures half-precision workspaces too."""
     target = device_named(device or device_of(step))
     base = base_bytes(step)
     progress("simulating the step")
