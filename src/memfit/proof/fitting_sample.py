@@ -97,12 +97,6 @@ def _on_smaller(step: Step, batch: Batch, limit: int, wants_float64: bool, neede
     return Sample(smaller, wants_float64 and ledger.process_high_bytes + ledger.high_bytes <= limit, (note,))
 
 
-def _need_in_file(step: Step, size: int) -> int:
-    fewer = replace(step, batch=first_samples(step.batch, size))
-    with kept_in_file(fewer):
-        return profile(fewer, simulate=True).process_high_bytes
-
-
 def _cut(step: Step, size: int, float64: bool, needed: int, limit: int) -> Sample:
     whole = step.batch_size
     if size == whole:
