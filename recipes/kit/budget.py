@@ -33,9 +33,15 @@ def training_call(step: memfit.Step, budget: str, allow: str, console: Console, 
         )
     used = " + ".join(f"{lever.name} ({lever.option})" for lever in fitted.plan.levers) or "nothing to do, it fits as it is"
     sizes = f"{format_bytes(fitted.baseline.process_bytes)} → {format_bytes(fitted.plan.predicted_process_bytes)} predicted"
-    proof = "proven" if fitted.verdict.equivalent else "not the same training"
-    console.print(f"memfit: {used}; {sizes}; {fitted.verdict.exactness}, {proof}")
+    console.print(f"memfit: {used}; {sizes}; {proof_in_words(fitted.verdict)}")
     return fitted
+
+
+def proof_in_words(verdict: memfit.Verdict) -> str:
+    """Its class, and whether it was proven."""
+    if verdict.equivalent:
+        return f"{verdict.exactness}, proven"
+    return f"{verdict.exactness}, {'not proven' if verdict.not_compared else 'not the same training'}"
 
 
 def _plain(step: memfit.Step) -> Train:

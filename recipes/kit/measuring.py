@@ -16,6 +16,7 @@ import memfit
 from memfit.applying import apply_plan
 from memfit.capture.process import HighWaterMark
 from memfit.units import parse_bytes
+from recipes.kit.budget import proof_in_words
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,7 @@ def _prepared(way: Way) -> tuple[memfit.Step, str, str]:
     verdict = memfit.verify(step, plan, limit_bytes=max(parse_bytes(way.budget), psutil.virtual_memory().available * 3 // 4))
     apply_plan(step, plan)
     levers = " + ".join(f"{lever.name}: {lever.option}" for lever in plan.levers) or "nothing to do"
-    return step, levers, f"{verdict.exactness}, {'proven' if verdict.equivalent else 'not the same training'}"
+    return step, levers, proof_in_words(verdict)
 
 
 def _memory(name: str, step: memfit.Step) -> Measured:
