@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import memfit
+from memfit.levers import LEVERS
 from memfit.levers.saved.table import BITS, CACHE, DISK, DROP, HOST, RECOMPUTE, TIMES
 from saved_steps import STEPS, large, line, spread, unlike
 
@@ -59,3 +62,25 @@ def test_the_comparison_sees_one_wrong_bit(monkeypatch: pytest.MonkeyPatch) -> N
     remake = handles.remake
     monkeypatch.setattr(handles, "remake", almost)
     assert unlike("dense", spread("dense", [RECOMPUTE]))
+
+
+def test_a_dropped_input_leaves_its_order_of_memory_behind() -> None:
+    def make() -> memfit.Step:
+        torch.manual_seed(0)
+        first, frozen = torch.nn.Linear(512, 512), torch.nn.Conv2d(512, 512, 1).requires_grad_(False)
+        net = torch.nn.ModuleDict({"first": first, "frozen": frozen})
+
+        def loss(model: Any, x: torch.Tensor) -> torch.Tensor:
+            channels_last = model["first"](x).transpose(1, 2).reshape(4, 512, 4, 4)
+            return torch.sin(model["frozen"](channels_last)).mean()
+
+        return memfit.Step(net, loss, torch.optim.SGD(first.parameters(), 0.1), torch.randn(4, 16, 512))
+
+    plain, dropped = make(), make()
+    options = LEVERS["saved"].options(memfit.profile(dropped, simulate=True))
+    unread = next(option for option in options if option.name == "inputs nobody reads dropped")
+    with LEVERS["saved"].apply(dropped, unread):
+        dropped.run(dropped.batch)
+    plain.run(plain.batch)
+    for a, b in zip(plain.models[""].parameters(), dropped.models[""].parameters(), strict=True):
+        assert torch.equal(a, b)

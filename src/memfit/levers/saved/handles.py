@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -35,7 +35,20 @@ class Handle:
 
     def drop(self, tensor: torch.Tensor) -> None:
         """Let go of a tensor that backward never reads: a stand-in of one number remains, which would show if it were read."""
-        self._value = Kept(tensor.new_full((), float("nan")).expand(tensor.shape))
+        nan = tensor.new_full((), float("nan"))
+        self._value = Kept(nan.expand(tensor.shape)) if tensor.is_contiguous() else _StandIn(nan, tensor.shape, tensor.stride())
+
+
+class _StandIn(NamedTuple):
+    """Of a tensor in another order of memory: a convolution's backward goes by that, and would round differently for one without."""
+
+    value: torch.Tensor
+    shape: torch.Size
+    stride: tuple[int, ...]
+
+    def get(self) -> torch.Tensor:
+        """Made when backward asks, for as long as the operator runs."""
+        return self.value.new_empty_strided(self.shape, self.stride).fill_(float("nan"))
 
 
 def put_away(tensor: torch.Tensor, do: str, drawn: bool, spill: Spill | None) -> Node | None:
