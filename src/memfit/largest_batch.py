@@ -86,18 +86,27 @@ def resized(step: Step, samples: int) -> Step:
 
 
 def _by_growth(high_of: Callable[[int], int], sample: int, budget: int, most: int) -> int:
-    """Two sizes give the growth of each further sample; the size it leads to is simulated, and corrected until it holds."""
+    """Two sizes give the growth of each further sample; the size it leads to is simulated, and teaches the growth around it."""
     known = {size: high_of(size) for size in (sample, 2 * sample)}
-    each = max(1, (known[2 * sample] - known[sample]) // sample)
-    guess = min(most, max(0, sample + (budget - known[sample]) // each))
     for _ in range(_PROBES):
-        if guess and guess not in known:
-            known[guess] = high_of(guess)
-        if not guess or known[guess] <= budget:
+        guess = _guess(known, budget, most)
+        if guess in known or not guess:
             break
-        guess = max(0, guess - max(1, -((budget - known[guess]) // each)))
-    inside = [size for size, high in known.items() if high <= budget]
-    return max(inside, default=0)
+        known[guess] = high_of(guess)
+    return max((size for size, high in known.items() if high <= budget), default=0)
+
+
+def _guess(known: Mapping[int, int], budget: int, most: int) -> int:
+    """On the line through the two known sizes nearest to the budget; never beyond one that is known not to fit."""
+    sizes = sorted(known)
+    inside = [size for size in sizes if known[size] <= budget]
+    upper = sizes[min(max(len(inside), 1), len(sizes) - 1)]
+    lower = sizes[sizes.index(upper) - 1]
+    each = max(1, (known[upper] - known[lower]) // (upper - lower))
+    guess = min(most, max(0, lower + (budget - known[lower]) // each))
+    if not inside:
+        return min(guess, lower - 1)
+    return max(guess, inside[-1]) if len(inside) == len(sizes) else min(max(guess, lower), upper - 1)
 
 
 def _by_trying(fits: Callable[[int], bool], low: int, most: int) -> int:

@@ -184,9 +184,9 @@ def test_guidance_moves_samples_to_their_class() -> None:
 
 def test_the_batch_size_is_predicted() -> None:
     step = built_without_memory(lambda: steps.step_of(32, **TINY_SIZES))
-    high = memfit.profile(step, simulate=True).process_high_bytes  # this process's own size is in it, and moves by some MiB
+    high = [memfit.profile(step, simulate=True).process_high_bytes for _ in range(2)][-1]  # a first simulation enlarges this process
     found = steps.get_optimal_batch_size(f"{high + 2**26}B", Sizes(**TINY_SIZES))
-    assert 50 <= found <= 150  # a sample takes about 0.9 MiB; the documented formula says 32 to any memory
+    assert 40 <= found <= 90  # at the upper end a sample takes 2.4 MiB; the documented formula says 32 to any memory
     assert steps.get_optimal_batch_size(0.001, Sizes(**TINY_SIZES)) == 0  # gigabytes, as documented
 
 

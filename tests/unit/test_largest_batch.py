@@ -17,6 +17,12 @@ def test_growth_that_is_linear_is_found_exactly(budget: int) -> None:
     assert _by_growth(lambda n: 100 + 31 * n, 4, budget, 64) == max(sizes, default=0)
 
 
+def test_growth_that_gets_slower_or_faster_is_followed() -> None:
+    for high_of in (lambda n: int(100 + 400 * n**0.5), lambda n: int(100 + 20 * n**1.15)):
+        best = max(n for n in range(1, 257) if high_of(n) <= 3000)
+        assert 0.9 * best <= _by_growth(high_of, 4, 3000, 256) <= best
+
+
 @pytest.mark.parametrize("limit", [7, 8, 9, 20, 63, 64, 100])
 def test_trying_never_says_more_than_fits_and_comes_close(limit: int) -> None:
     asked: list[int] = []
