@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import torch
 
 _GATHER = sum(1 << (56 - 7 * place) for place in range(8))  # times eight bytes of 0 or 1 it brings them together in the highest byte
-_SPREAD = torch.tensor([sum(((value >> place) & 1) << (8 * place) for place in range(8)) for value in range(256)])
+_EACH = 0x0101010101010101  # the lowest bit of eight bytes
+_OWN = 0x8040201008040201 - (1 << 64)  # of eight copies of a byte, bit i of the i-th
 
 
 def packed_away(mask: torch.Tensor) -> torch.Tensor:
@@ -33,7 +34,8 @@ def unpacked(bits: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
     tensor([[ True, False],
             [False,  True]])
     """
-    spread = _SPREAD.to(bits.device).index_select(0, bits.int())
+    spread = bits.to(torch.int64).mul_(_EACH).bitwise_and_(_OWN)
+    spread.add_(0x7F * _EACH).bitwise_right_shift_(7).bitwise_and_(_EACH)  # a byte that is not zero reaches its highest bit
     return spread.view(torch.bool)[: math.prod(shape)].view(tuple(shape))
 
 

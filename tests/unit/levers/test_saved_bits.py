@@ -84,3 +84,27 @@ def test_a_dropped_input_leaves_its_order_of_memory_behind() -> None:
     plain.run(plain.batch)
     for a, b in zip(plain.models[""].parameters(), dropped.models[""].parameters(), strict=True):
         assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("saves_its_result", [torch.relu, torch.sigmoid, torch.tanh])
+def test_a_result_that_its_own_operator_reads_is_never_dropped(saves_its_result: Any) -> None:
+    """A frozen convolution behind it saves the same tensor. Without the result, relu would let every gradient through."""
+
+    def make() -> memfit.Step:
+        torch.manual_seed(0)
+        net = torch.nn.Conv2d(3, 4, 3)
+        frozen = torch.randn(4, 4, 3, 3)
+
+        def loss(model: Any, x: torch.Tensor) -> torch.Tensor:
+            return torch.nn.functional.conv2d(saves_its_result(model(x)), frozen).pow(2).mean()
+
+        return memfit.Step(net, loss, torch.optim.SGD(net.parameters(), 0.1), torch.randn(2, 3, 16, 16))
+
+    plain, dropped = make(), make()
+    options = LEVERS["saved"].options(memfit.profile(dropped, simulate=True))
+    unread = next(option for option in options if option.name == "inputs nobody reads dropped")
+    with LEVERS["saved"].apply(dropped, unread):
+        dropped.run(dropped.batch)
+    plain.run(plain.batch)
+    for a, b in zip(plain.models[""].parameters(), dropped.models[""].parameters(), strict=True):
+        assert torch.equal(a, b)

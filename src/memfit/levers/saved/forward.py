@@ -212,10 +212,9 @@ class Forward(TorchDispatchMode):
         """A convolution whose weights get no gradient saves an input that nobody will read."""
         if func._schema.name != _CONVOLUTION or any(t.requires_grad for t in _tensors(args[1:3])):
             return
-        part = self._part(args[0])
-        for handle in self._fresh:
-            if handle.is_of(args[0], part):
-                handle.drop(args[0])
+        *_, given, weight = (None, None, *self._fresh)  # what it saved itself came last: the op before it may have saved the same tensor
+        if given and weight and given.is_of(args[0], self._part(args[0])) and weight.is_of(args[1], self._part(args[1])):
+            given.drop(args[0])
 
     def _quietly(self, call: Any, *values: Any) -> Any:
         before, self._quiet = self._quiet, True
