@@ -123,9 +123,10 @@ class _Planning:
         proposer = Proposer(self.timed, self.levers, self.allow, speeds_here())
         refused, seen, most = set[str](), [], sys.maxsize
         for turn, seconds in enumerate((*_SEARCH_SECONDS, _SEARCH_SECONDS[-1])):
-            proposals = proposer.propose(peak_inside(self.budget, most), seconds)
-            fitting = proposals.fitting if turn < len(_SEARCH_SECONDS) else ()  # at last the lowest of all, whatever it costs
-            found = [p for p in (*fitting, proposals.lowest) if p is not None and _key(p) not in refused]
+            last = turn == len(_SEARCH_SECONDS)  # then the lowest of all, whatever it costs
+            proposals = proposer.propose(_nothing if last else peak_inside(self.budget, most), seconds)
+            fitting = [p for p in proposals.fitting if _key(p) not in refused]
+            found = fitting or [p for p in (proposals.lowest,) if p is not None and _key(p) not in refused]
             if not found:
                 break
             winner, options = found[0], options_of(found[0])
@@ -137,15 +138,21 @@ class _Planning:
                 return Planned(self._plan(fitted, options, winner, proposals), self.plain, fitted)
             else:
                 seen.append(fitted.process_high_bytes)
-                if winner is proposals.lowest:
+                if not fitting:  # it was the lowest already
                     break
-                most = fitted.peak_bytes - (fitted.process_high_bytes - self.budget) - _A_LITTLE
+                most = self._most_after(fitted)
         lowest = min(seen, default=self.plain.process_high_bytes)
         if not explain:
             raise infeasible(self.budget, lowest, self.plain, self.allow, {}, {}, None)
         variants = {name: ledger.process_high_bytes for name, ledger in variants_of(self.step, self.device, self.progress).items()}
         reachable, split = self._reachable(proposals, lowest), self.levers.get("microbatch")
         raise infeasible(self.budget, lowest, self.plain, self.allow, reachable, variants, split)
+
+    def _most_after(self, fitted: Ledger) -> int:
+        """The peak to aim at after a capture was too high: on the line through what the plain step takes and what this one does."""
+        lower = self.plain.peak_bytes - fitted.peak_bytes
+        steepness = max(1.0, (self.plain.process_high_bytes - fitted.process_high_bytes) / lower) if lower > 0 else 1.0
+        return fitted.peak_bytes - int((fitted.process_high_bytes - self.budget) / steepness) - _A_LITTLE
 
     def _captured(self, options: tuple[Option, ...]) -> Ledger | None:
         """The fitted step's own ledger; None where a lever refuses this step. What was measured as a whole needs no capture."""
@@ -164,7 +171,7 @@ class _Planning:
             return found
         self.progress("weighing what looser classes would reach")
         for word in EXACTNESS[EXACTNESS.index(self.allow) + 1 :]:
-            looser = Proposer(self.timed, self.levers, word, speeds_here()).propose(lambda ledger: 0, _SEARCH_SECONDS[-1])
+            looser = Proposer(self.timed, self.levers, word, speeds_here()).propose(_nothing, _SEARCH_SECONDS[-1])
             found[word] = looser.reachable[word]
         return found | {self.allow: lowest}
 
@@ -193,6 +200,11 @@ class _Planning:
 def _empty(step: Step, budget: int, plain: Ledger, started: float) -> Plan:
     seconds = time.monotonic() - started
     return Plan(True, budget, plain.peak_bytes, plain.process_bytes, 1.0, "bitwise", (), planning_seconds=seconds, step=fingerprint(step))
+
+
+def _nothing(ledger: Ledger) -> int:
+    """A limit that no step stays under: every combination is weighed."""
+    return 0
 
 
 def _key(proposal: Proposal) -> str:

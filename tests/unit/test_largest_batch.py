@@ -62,5 +62,5 @@ def test_where_not_even_one_sample_fits_it_is_none(monkeypatch: pytest.MonkeyPat
 
 
 def test_without_levers_nothing_is_planned(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("memfit.largest_batch.plan", lambda *args, **options: pytest.fail("planned"))
+    monkeypatch.setattr("memfit.largest_batch.planned", lambda *args, **options: pytest.fail("planned"))
     assert largest_batch(dense(), 2**20, levers={}) == LargestBatch(0, 0, 0, 64 * 32)

@@ -66,7 +66,7 @@ class Proposer:
         """Weigh combinations; what stays under `limit`, the peak that a ledger's step may have, comes fastest first.
 
         Those that are fastest without any table come first, and those that are slower than what was found are left out. When the time
-        is over and nothing fits, only those that divide the batch most are still looked at.
+        is over and nothing fits, only those are still looked at that divide the batch most or need no table.
         """
         result = Proposals(self._base(0))
         deadline = time.thread_time() + seconds
@@ -76,11 +76,15 @@ class Proposer:
             if result.fitting and self._at_least(place) >= min(p.seconds for p in result.fitting):
                 break
             left = deadline - time.thread_time()
-            if left < 0 and 1 < self.combinations[place].repeats < most:
+            if left < 0 and 1 < self.combinations[place].repeats < most and (left < -seconds or not self._fits_as_it_is(place, limit)):
                 continue
             self._weigh(place, limit, max(_LEAST_SECONDS, left / min(_AT_ONCE, len(order) - turn)), result)
         result.fitting.sort(key=lambda proposal: (proposal.seconds, len(proposal.combination.options)))
         return result
+
+    def _fits_as_it_is(self, place: int, limit: Limit) -> bool:
+        ledger = self.combinations[place].ledger
+        return ledger.peak_bytes <= limit(ledger)
 
     def _at_least(self, place: int) -> float:
         """What `_base` gives or a little less, without making the line of a micro-batch: all of them together do the whole batch's work."""
