@@ -86,19 +86,26 @@ def test_a_dropped_input_leaves_its_order_of_memory_behind() -> None:
         assert torch.equal(a, b)
 
 
+class Behind(torch.nn.Module):
+    """A frozen convolution right behind an operator that saves its own result, in one module."""
+
+    def __init__(self, saves_its_result: Any) -> None:
+        super().__init__()
+        self.first, self.weight = saves_its_result, torch.nn.Parameter(torch.randn(4, 4, 3, 3), requires_grad=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.conv2d(self.first(x), self.weight)
+
+
 @pytest.mark.parametrize("saves_its_result", [torch.relu, torch.sigmoid, torch.tanh])
 def test_a_result_that_its_own_operator_reads_is_never_dropped(saves_its_result: Any) -> None:
-    """A frozen convolution behind it saves the same tensor. Without the result, relu would let every gradient through."""
+    """The convolution saves the same tensor. Without the result, relu would let every gradient through."""
 
     def make() -> memfit.Step:
         torch.manual_seed(0)
-        net = torch.nn.Conv2d(3, 4, 3)
-        frozen = torch.randn(4, 4, 3, 3)
-
-        def loss(model: Any, x: torch.Tensor) -> torch.Tensor:
-            return torch.nn.functional.conv2d(saves_its_result(model(x)), frozen).pow(2).mean()
-
-        return memfit.Step(net, loss, torch.optim.SGD(net.parameters(), 0.1), torch.randn(2, 3, 16, 16))
+        net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), Behind(saves_its_result))
+        trained = torch.optim.SGD(net[0].parameters(), 0.1)
+        return memfit.Step(net, lambda model, x: model(x).pow(2).mean(), trained, torch.randn(2, 3, 16, 16))
 
     plain, dropped = make(), make()
     options = LEVERS["saved"].options(memfit.profile(dropped, simulate=True))
