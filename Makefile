@@ -38,6 +38,7 @@ bench-accuracy: $(VENV)/everything  ## predicted against measured memory, for 17
 	$(BIN)/python benchmarks/accuracy.py
 
 bench-frontier: $(VENV)/everything  ## peak against time: memfit beside checkpointing, compiling and offloading (an hour)
+	$(PIP) install -q -c constraints.txt -e ".[bench]"
 	$(BIN)/python benchmarks/frontier.py
 
 bench-simulation: $(VENV)/everything  ## the time a simulation takes, against torch's own memory tracker

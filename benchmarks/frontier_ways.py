@@ -15,10 +15,13 @@ from torch.utils.checkpoint import checkpoint
 
 import memfit
 from memfit.applying import apply_levers
+from memfit.capture import capture
+from memfit.capture.op_times import OpCalls
 from memfit.capture.speeds import speeds_here
+from memfit.ledger import account
 from memfit.levers import LEVERS
 from memfit.planner.proposing import Proposer
-from memfit.planning import options_of, rows_of
+from memfit.planning import options_of, rows_of, with_times
 
 BUDGETS = (1.0, 0.5, 0.2, 0.05)  # of torch.compile's activation_memory_budget
 _MEMFIT = ("saved", "microbatch", "attention")
@@ -58,7 +61,8 @@ def peers(step: memfit.Step, block: str, compilers: tuple[str, ...]) -> Iterator
 
 def memfit_ways(step: memfit.Step, limits: list[int], note: Callable[[str], None]) -> Iterator[Way]:
     """The planner's fastest exact eager plan under each limit of the peak above what is there before the step."""
-    ledger = memfit.profile(step, simulate=True)
+    calls = OpCalls()
+    ledger = with_times(account(capture(step, simulate=True, calls=calls)), calls)
     assert ledger.trace is not None
     before = sum(s.bytes for s in ledger.trace.storages if s.born < 0)
     proposer = Proposer(ledger, {name: LEVERS[name] for name in _MEMFIT}, "reordered", speeds_here())
