@@ -50,9 +50,12 @@ bench-planning: $(VENV)/everything  ## the time a plan takes, for 17 public mode
 workspaces: $(VENV)/everything  ## measure again what operators take inside, over the benchmark's models
 	$(BIN)/python benchmarks/workspaces.py
 
-RECIPES := conditional_unet radar_vae pixel_loss volume_autoencoder cifar10
-recipes: $(VENV)/everything  ## measure the five recipes again and write their tables (about an hour; DATA=DIR has the real data)
-	for recipe in $(RECIPES); do $(BIN)/python recipes/$$recipe/table.py $(if $(DATA),--data-dir $(DATA)) || exit 1; done
+recipes: $(VENV)/everything  ## measure the five recipes and write their tables (over an hour); real data: CIFAR10=… RADAR=…npz VOLUMES=…
+	$(BIN)/python recipes/conditional_unet/table.py $(if $(CIFAR10),--data-dir $(CIFAR10))
+	$(BIN)/python recipes/radar_vae/table.py $(if $(RADAR),--data-dir $(RADAR))
+	$(BIN)/python recipes/pixel_loss/table.py
+	$(BIN)/python recipes/volume_autoencoder/table.py $(if $(VOLUMES),--data-dir $(VOLUMES))
+	$(BIN)/python recipes/cifar10/table.py $(if $(CIFAR10),--data-dir $(CIFAR10))
 
 clean:  ## remove the environment
 	rm -rf $(VENV)
