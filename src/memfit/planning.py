@@ -170,9 +170,10 @@ class _Planning:
         if lowest is None:
             return found
         self.progress("weighing what looser classes would reach")
+        weighed = proposals.reachable.get(self.allow, lowest)
         for word in EXACTNESS[EXACTNESS.index(self.allow) + 1 :]:
             looser = Proposer(self.timed, self.levers, word, speeds_here()).propose(_nothing, _SEARCH_SECONDS[-1])
-            found[word] = looser.reachable[word]
+            found[word] = lowest - max(0, weighed - looser.reachable[word])  # a capture is only compared with a capture
         return found | {self.allow: lowest}
 
     def _plan(self, fitted: Ledger, options: tuple[Option, ...], winner: Proposal, proposals: Proposals) -> Plan:
