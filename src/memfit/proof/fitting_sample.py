@@ -63,6 +63,8 @@ def sample_inside(
     if smaller_batch is not None:
         return _on_smaller(step, smaller_batch, limit_bytes, wants_float64, needs[sizes[-1]][0])
     for size in dict.fromkeys((min(least, whole), 1)):
+        if size in inside:
+            return _cut(step, size, False, needs[whole][0], limit_bytes)
         if _need_in_file(step, size) <= limit_bytes:
             cut = _cut(step, size, False, needs[whole][0], limit_bytes)
             return replace(cut, in_file=True, notes=(*cut.notes, _IN_FILE))
