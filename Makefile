@@ -32,7 +32,7 @@ lint: $(VENV)/everything  ## style and types
 	$(BIN)/mypy
 
 test: lint  ## set up, then run the whole test suite
-	$(BIN)/python -m pytest -n 2
+	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n 2
 
 bench-accuracy: $(VENV)/everything  ## predicted against measured memory, for 17 public models (about an hour)
 	$(BIN)/python benchmarks/accuracy.py

@@ -9,6 +9,7 @@ from math import prod
 from memfit.ledger.findings.attention import AttentionMap
 from memfit.levers.removal import elements, first_backward, gradients_of, last_backward, without, word
 from memfit.ops.attention import fused_workspaces, rows_for
+from memfit.ops.attention_parts import largest_part
 from memfit.records import Op, Storage, Trace
 
 _PRODUCTS = frozenset({"mm", "bmm", "baddbmm"})
@@ -94,23 +95,23 @@ def _note_workspaces(
     result = trace.storages[trace.ops[end].outputs[0]]
     length, columns = found.shape[-2:]
     queries = prod(found.shape) // columns
-    added.append(Storage(4 * queries, end, last, "", (queries,), "float32"))
     back = first_backward(trace, end)
     dropped = any(word(trace.ops[trace.storages[s].born]) in _DRAWS for s in _masks(trace, found))
     if not rows and not dropped:
+        added.append(Storage(4 * queries, end, last, "", (queries,), "float32"))
         inside[end], within = fused_workspaces(length, columns, elements(result) // queries)
         inside[back] = within + 3 * result.bytes
         if any(word(trace.ops[trace.storages[s].born]) == "masked_fill" for s in found.storages):
             added.append(Storage(4 * length * columns, end, last, "", (length, columns), "float32"))  # a mask of booleans becomes numbers
         return
-    chunk = queries // length * min(length, rows or rows_for(length)) * columns * (result.bytes // max(1, elements(result)))
-    inside[end] = chunk + result.bytes
-    inside[back] = 2 * chunk + 4 * result.bytes
+    part = largest_part(found.shape, rows or rows_for(length)) * columns * (result.bytes // max(1, elements(result)))
+    inside[end] = 2 * part + part // 4  # scores beside the mask as numbers and its bits, or beside probabilities
+    inside[back] = 2 * part + 4 * result.bytes
     if dropped:
         bits = -(-columns // 8)
         added.append(Storage(queries * bits, end, last, "", (queries, bits), "uint8"))
-        inside[end] = max(inside[end] + 3 * chunk // 4, queries * (columns + 2 * bits))
-        inside[back] += chunk // 4
+        inside[end] = max(inside[end], queries * (columns + 2 * bits))
+        inside[back] += part
 
 
 def _joined(trace: Trace, result: int) -> int:

@@ -93,7 +93,7 @@ def _kept(trace: Trace, region: _Region, added: list[Storage], inside: dict[int,
     chunk = region.queries // region.length * min(region.length, _ROWS) * max(0, region.own_keys) * unit
     last = last_backward(trace, {region.end})
     results = 2 if region.keeps_result else 3
-    added.append(Storage(results * result.bytes + 7 * region.queries * unit, region.end, last, "", result.shape, result.dtype))
+    added.append(Storage(results * result.bytes + 6 * region.queries * unit, region.end, last, "", result.shape, result.dtype))
     exponentials = _ROWS * region.width * unit
-    inside[region.end] = max(chunk + 2 * result.bytes, exponentials)
-    inside[first_backward(trace, region.end)] = max(2 * chunk + 5 * result.bytes, exponentials)
+    inside[region.end] = max(2 * chunk + 2 * result.bytes, exponentials)
+    inside[first_backward(trace, region.end)] = max(2 * chunk + 4 * result.bytes, exponentials)

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-from memfit.ops.attention import HALF, attention_with_sums
+from memfit.ops.attention import attention_with_sums
+from memfit.ops.attention_parts import HALF
 
 
 def factored_attention(
