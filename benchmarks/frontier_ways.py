@@ -15,13 +15,11 @@ from torch.utils.checkpoint import checkpoint
 
 import memfit
 from memfit.applying import apply_levers
-from memfit.capture import capture
-from memfit.capture.op_times import OpCalls
 from memfit.capture.speeds import speeds_here
-from memfit.ledger import account
+from memfit.captured_lever import with_captured
 from memfit.levers import LEVERS
 from memfit.planner.proposing import Proposer
-from memfit.planning import options_of, rows_of, with_times
+from memfit.planning import options_of, rows_of, seen_with_times
 
 BUDGETS = (1.0, 0.5, 0.2, 0.05)  # of torch.compile's activation_memory_budget
 _MEMFIT = ("saved", "microbatch", "attention")
@@ -61,11 +59,11 @@ def peers(step: memfit.Step, block: str, compilers: tuple[str, ...]) -> Iterator
 
 def memfit_ways(step: memfit.Step, limits: list[int], note: Callable[[str], None]) -> Iterator[Way]:
     """The planner's fastest exact eager plan under each limit of the peak above what is there before the step."""
-    calls = OpCalls()
-    ledger = with_times(account(capture(step, simulate=True, calls=calls)), calls)
+    ledger = seen_with_times(step)
     assert ledger.trace is not None
     before = sum(s.bytes for s in ledger.trace.storages if s.born < 0)
-    proposer = Proposer(ledger, {name: LEVERS[name] for name in _MEMFIT}, "reordered", speeds_here())
+    levers = with_captured({name: LEVERS[name] for name in _MEMFIT}, step, ledger, seen_with_times)
+    proposer = Proposer(ledger, levers, "reordered", speeds_here())
     for limit in limits:
         started = time.monotonic()
         found = proposer.propose(lambda ledger, most=before + limit: most, 5.0).fitting

@@ -12,6 +12,7 @@ from memfit.capture import capture
 from memfit.capture.op_times import OpCalls, timed
 from memfit.capture.simulation import built_without_memory
 from memfit.capture.speeds import speeds_here
+from memfit.captured_lever import with_captured
 from memfit.errors import MemfitError
 from memfit.fingerprint import fingerprint
 from memfit.ledger import account
@@ -80,6 +81,8 @@ def planned(
     if plain.process_high_bytes <= budget_bytes:
         return Planned(_empty(step, budget_bytes, plain, started), plain, plain)
     costed = with_times(plain, calls, progress)
+    if EXACTNESS.index(allow) >= EXACTNESS.index("reordered"):
+        levers = with_captured(levers, step, costed, lambda changed: seen_with_times(changed, device, half, progress))
     if allow == "altered" and "architecture" in levers:
         levers = {**levers, "architecture": ArchitectureLever(variants_of(step, device, progress))}
     progress("weighing techniques")
@@ -91,9 +94,16 @@ def variants_of(step: Step, device: str | None, progress: Callable[[str], None] 
     found = {}
     for name, build in step.variants.items():
         progress(f"simulating the variant {name!r}")
-        calls = OpCalls()
-        found[name] = with_times(account(capture(built_without_memory(build), True, device, calls=calls)), calls, progress)
+        found[name] = seen_with_times(built_without_memory(build), device, progress=progress)
     return found
+
+
+def seen_with_times(
+    step: Step, device: str | None = None, half: bool = False, progress: Callable[[str], None] = lambda words: None
+) -> Ledger:
+    """A step simulated as it is now, with what its ops cost."""
+    calls = OpCalls()
+    return with_times(account(capture(step, True, device, progress, calls, half)), calls, progress)
 
 
 def with_times(plain: Ledger, calls: OpCalls, progress: Callable[[str], None] = lambda words: None) -> Ledger:
@@ -184,7 +194,7 @@ class _Planning:
             predicted_process_bytes=fitted.process_bytes,
             predicted_slowdown=winner.seconds / proposals.plain_seconds,
             exactness=loosest([o.exactness for o in options]),
-            levers=planned_levers(self.plain, options, self.levers, {"saved": winner.table.seconds * winner.combination.repeats}),
+            levers=planned_levers(self.timed, options, self.levers, {"saved": winner.table.seconds * winner.combination.repeats}),
             alternatives=alternatives(winner, proposals),
             reachable_bytes=self._reachable(proposals),
             planning_seconds=time.monotonic() - self.started,

@@ -1,0 +1,56 @@
+"""A lever that brings other operators is not only rewritten on paper: it is tried on simulated tensors, and its operators are timed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from memfit.levers import CannotApply, Lever
+from memfit.levers.undo import Undo
+from memfit.planner.combining import helps
+from memfit.records import Ledger, Option
+from memfit.step import Step
+
+_BRING_OPERATORS = ("attention", "outer_product")
+
+
+def with_captured(levers: Mapping[str, Lever], step: Step, plain: Ledger, seen: Callable[[Step], Ledger]) -> dict[str, Lever]:
+    """The levers, with a CapturedLever in place of each that brings operators which the plain step does not have."""
+    return {name: CapturedLever(lever, step, plain, seen) if name in _BRING_OPERATORS else lever for name, lever in levers.items()}
+
+
+class CapturedLever:
+    """Looks like the lever; of its options only the first that applies and helps is offered, and its ledger is a captured one.
+
+    A table of saved tensors that is made on that ledger names operators that are really there, and knows what they cost.
+    """
+
+    def __init__(self, lever: Lever, step: Step, plain: Ledger, seen: Callable[[Step], Ledger]) -> None:
+        self._lever, self._step, self._plain, self._seen = lever, step, plain, seen
+        self.name, self.exactness, self.needs, self.excludes = lever.name, lever.exactness, lever.needs, lever.excludes
+        self._found: dict[str, Ledger] = {}
+
+    def options(self, ledger: Ledger) -> Sequence[Option]:
+        """At most one."""
+        for option in self._lever.options(ledger):
+            if option.name not in self._found:
+                self._capture(option)
+            if option.name in self._found and helps(self._plain, self._found[option.name]):
+                return [option]
+        return []
+
+    def rewrite(self, ledger: Ledger, option: Option) -> Ledger:
+        """As captured for the plain step; on paper where another lever came first."""
+        if ledger.trace is self._plain.trace and option.name in self._found:
+            return self._found[option.name]
+        return self._lever.rewrite(ledger, option)
+
+    def apply(self, step: Step, option: Option) -> Undo:
+        """The lever's own."""
+        return self._lever.apply(step, option)
+
+    def _capture(self, option: Option) -> None:
+        try:
+            with self._lever.apply(self._step, option):
+                self._found[option.name] = self._seen(self._step)
+        except CannotApply:
+            pass
