@@ -255,6 +255,7 @@ class Speeds:
     flops: float = 5e10
     bytes: float = 5e9
     disk: float = 1e9
+    bits: float = 1e9  # packed to bits, or unpacked
     measured: bool = False
 
 

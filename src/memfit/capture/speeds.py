@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import torch
 
+from memfit.ops.lossless import packed
 from memfit.ops.spill import Spill
 from memfit.records import Speeds
 
@@ -26,7 +27,9 @@ def speeds_here() -> Speeds:
         spill = Spill()
         written = _seconds(lambda: spill.write(values).get(), time.perf_counter)
         spill.close()
-    return Speeds(2 * 16 * 27 * x.numel() / convolved, 8 * _VALUES / touched, 8 * _VALUES / written, measured=True)
+        packing = _seconds(lambda: [unpack() for unpack in [packed(values)] if unpack], _computing)
+    moved = 8 * _VALUES  # there and back
+    return Speeds(2 * 16 * 27 * x.numel() / convolved, moved / touched, moved / written, moved / packing, measured=True)
 
 
 def _computing() -> float:

@@ -11,6 +11,7 @@ from memfit.ops.bits import packed_away, unpacked
 
 Unpack = Callable[[], torch.Tensor]
 _WHOLE_NUMBERS = (torch.int64, torch.int32, torch.int16)
+_AS_BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 _SMALLER = (torch.uint8, torch.int8, torch.int16, torch.int32)
 
 
@@ -30,9 +31,11 @@ def packed(tensor: torch.Tensor) -> Unpack | None:
         return None if bits is None else _with_shape(bits, tensor, None)
     if not tensor.is_floating_point():
         return None
-    high = tensor.amax()
-    if not _certainly(torch.isfinite(high)):  # zero times infinity would not be zero
+    low, highest = tensor.view(_AS_BITS[tensor.itemsize]).aminmax()  # of numbers that are not negative, bits have the same order
+    high = highest.view(tensor.dtype)
+    if not _certainly((low >= 0) & torch.isfinite(high)):  # a negative zero would come back as zero; zero times infinity is not zero
         return None
+    high = high.masked_fill(high == 0, 1)
     bits = _to_bits(tensor.flatten(), high)
     return None if bits is None else _with_shape(bits, tensor, high)
 
@@ -46,7 +49,7 @@ def _to_bits(flat: torch.Tensor, high: torch.Tensor | None = None) -> torch.Tens
     for start, stop in _pieces(flat.numel()):
         piece = flat[start:stop]
         flags = piece.clone() if high is None else piece == high  # packing uses them up
-        if high is not None and not _certainly((flags | (piece == 0)) & ~torch.signbit(piece)):
+        if high is not None and not _are_equal(flags, piece.bool()):
             return None
         bits[start // 8 : -(-stop // 8)] = packed_away(flags)
     return bits
@@ -63,10 +66,14 @@ def _certainly(conditions: torch.Tensor) -> bool:
     return isinstance(conditions, FakeTensor) or bool(conditions.all())
 
 
+def _are_equal(flags: torch.Tensor, others: torch.Tensor) -> bool:
+    return isinstance(flags, FakeTensor) or torch.equal(flags, others)
+
+
 def _from_bits(bits: torch.Tensor, count: int, dtype: torch.dtype) -> torch.Tensor:
     flags = torch.empty(count, dtype=dtype, device=bits.device)
     for start, stop in _pieces(count):
-        flags[start:stop] = unpacked(bits[start // 8 : -(-stop // 8)], (stop - start,))
+        flags[start:stop] = unpacked(bits[start // 8 : -(-stop // 8)], (stop - start,)).view(torch.uint8)  # quicker than truth values
     return flags
 
 
