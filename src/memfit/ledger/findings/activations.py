@@ -53,14 +53,19 @@ def batch_activations(scene: Scene) -> Iterator[Finding]:
     size = scene.bytes_at_peak(grow)
     if not size or size < _LEAST_SHARE_OF_BATCH * scene.peak:
         return
+    whole = scene.looks_at_the_batch_as_one
+    way_out = (
+        "BatchNorm needs the whole batch, so micro-batches would be another training; keeping fewer activations (saved) helps."
+        if whole
+        else "Micro-batches keep only a part of them at a time; keeping fewer activations (saved) helps too."
+    )
     yield Finding(
         "batch_activations",
         size,
         scene.heart(grow),
         f"{share(size, scene.peak)} of the peak are activations kept for all {batch} samples at once, "
-        f"{format_bytes(size // batch)} for each. "
-        "Micro-batches keep only a part of them at a time; keeping fewer activations (saved) helps too.",
-        "microbatch",
+        f"{format_bytes(size // batch)} for each. {way_out}",
+        "saved" if whole else "microbatch",
     )
 
 

@@ -60,6 +60,12 @@ class Scene:
                 found.setdefault(storage, []).append(number)
         return found
 
+    @cached_property
+    def looks_at_the_batch_as_one(self) -> bool:
+        """Whether a batch norm in training mode runs, which keeps the batch's statistics: then it cannot be divided."""
+        norms = (op for _, op in self.forward_ops() if word(op).endswith("batch_norm"))
+        return any(self.trace.storages[number].bytes for op in norms for number in op.outputs[1:3])
+
     def forward_ops(self) -> Iterator[tuple[int, Op]]:
         """The ops of every forward pass, with their numbers."""
         return ((number, op) for number, op in enumerate(self.trace.ops) if op.phase == "forward")

@@ -40,7 +40,7 @@ def _lever_for(scene: Scene, op: Op) -> str:
         return "optimizer"
     if any(number in found.storages for found in maps_in(scene) for number in op.inputs):
         return "attention"
-    if scene.trace.batch_size > 1:
+    if scene.trace.batch_size > 1 and not scene.looks_at_the_batch_as_one:
         return "microbatch"
     if word(op) in LOG_SOFTMAXES:
         return "chunk"  # a loss over tokens or pixels can be taken piece by piece, also for a single sample
