@@ -120,6 +120,7 @@ class Op:
     forward: int | None = None  # of a backward op: the forward op whose gradient it computes
     bfloat16_workspace: int | None = None  # what it would take inside in half precision, where that was asked for and measured
     float16_workspace: int | None = None
+    parts: int = 0  # inside a kernel of memfit's own: how many runs of it this one stands for
 
 
 @dataclass(frozen=True, slots=True)

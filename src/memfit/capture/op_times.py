@@ -59,7 +59,7 @@ def timed(trace: Trace, calls: OpCalls, estimates: Sequence[float], progress: Ca
         found = dict(_timed_apart({key: trials[key] for key in order}, progress))
         remembered.put(found)
         _GIVEN_UP.update((kind, key) for key in order if key not in found)
-    seconds = {number: known[0] for number, key in keys.items() if (known := remembered.get(key))}
+    seconds = {number: known[0] * max(1, trace.ops[number].parts) for number, key in keys.items() if (known := remembered.get(key))}
     return replace(trace, ops=tuple(replace(op, seconds=seconds.get(number)) for number, op in enumerate(trace.ops)))
 
 

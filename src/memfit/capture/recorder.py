@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from memfit.capture.autograd_nodes import current_node_number, node_number_of_next_op
 from memfit.capture.whereabouts import ModulePath, SourceLines
 from memfit.errors import MemfitError
+from memfit.ops.kernel_parts import parts_now
 from memfit.records import Call, Op, Saved, Storage
 
 OpCall = Callable[[int, Any, tuple[Any, ...], dict[str, Any]], None]
@@ -110,7 +111,7 @@ class Recorder(TorchDispatchMode):
                 module, source = self._ops[forward][3], self._ops[forward][4]
         born = self.now if func in _TAKES_NEW_TENSORS else _BEFORE
         inputs = [self._number_of(t, born) for t in _tensors(args)]
-        return [func, self.phase, self._loss, module, source, inputs, (), None, forward]
+        return [func, self.phase, self._loss, module, source, inputs, (), None, forward, parts_now()]
 
     def _number_of(self, tensor: torch.Tensor, born: int = _BEFORE) -> int:
         if tensor.layout != torch.strided:
@@ -161,8 +162,8 @@ class Recorder(TorchDispatchMode):
     def ops(self, workspaces: Sequence[int], errors: Sequence[int] | None = None) -> tuple[Op, ...]:
         """What ran, with the bytes each op took inside and how far those may be off."""
         return tuple(
-            Op(str(func), phase, loss, module, source, tuple(inputs), tuple(outputs), workspace, error, seconds, forward)
-            for (func, phase, loss, module, source, inputs, outputs, seconds, forward), workspace, error in zip(
+            Op(str(func), phase, loss, module, source, tuple(inputs), tuple(outputs), workspace, error, seconds, forward, parts=parts)
+            for (func, phase, loss, module, source, inputs, outputs, seconds, forward, parts), workspace, error in zip(
                 self._ops, workspaces, errors or [0] * len(self._ops), strict=True
             )
         )

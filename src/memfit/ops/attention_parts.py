@@ -10,6 +10,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from memfit.ops.bits import unpacked_rows
+from memfit.ops.kernel_parts import in_parts
 
 HALF = (torch.float16, torch.bfloat16)
 Part = tuple[slice, slice, slice]  # of samples, heads and queries
@@ -34,8 +35,9 @@ class InParts(torch.autograd.Function):
         """The result, and the logarithm of each query's sum of exponentials if asked for."""
         out = _empty_result(query, value.shape[-1])
         sums = query.new_empty(query.shape[:-1], dtype=_exact(query.dtype)) if with_sums else None
-        for part in _parts(query.shape, rows):
-            _attend_to_part((query, key, value, mask, keep), out, sums, scale, kept, part)
+        with in_parts(_parts(query.shape, rows), query) as parts:
+            for part in parts:
+                _attend_to_part((query, key, value, mask, keep), out, sums, scale, kept, part)
         ctx.save_for_backward(query, key, value, mask, keep, out)
         ctx.settings = scale, kept, rows
         return out, sums
@@ -49,8 +51,9 @@ class InParts(torch.autograd.Function):
         scale, kept, rows = ctx.settings
         grad_mask = torch.zeros_like(mask) if ctx.needs_input_grad[3] else None
         grads = torch.empty_like(query), torch.zeros_like(key), torch.zeros_like(value), grad_mask
-        for part in _parts(query.shape, rows):
-            _differentiate_part(given, out, grad_out, grad_sums, grads, scale, kept, part)
+        with in_parts(_parts(query.shape, rows), query) as parts:
+            for part in parts:
+                _differentiate_part(given, out, grad_out, grad_sums, grads, scale, kept, part)
         return *grads, None, None, None, None, None
 
 

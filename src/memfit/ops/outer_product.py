@@ -10,6 +10,7 @@ from torch.autograd.function import once_differentiable
 
 from memfit.ops.attention import attention_with_sums
 from memfit.ops.attention_parts import HALF
+from memfit.ops.kernel_parts import in_parts
 
 
 def factored_attention(
@@ -96,11 +97,10 @@ class _Moments(torch.autograd.Function):
         log_sum, mean, spread = (torch.empty_like(slope, memory_format=torch.contiguous_format) for _ in range(3))
         highest, lowest = context.amax(1, keepdim=True), context.amin(1, keepdim=True)
         top = torch.maximum(slope * highest, slope * lowest)  # the largest exponent of each query, without looking at all of them
-        for sample in range(slope.shape[0]):
-            c = context[sample]
-            powers = torch.stack([torch.ones_like(c), c, c * c], 1)
-            for start in range(0, slope.shape[1], rows):
-                part = slice(start, start + rows)
+        with in_parts(_queries(slope, rows), slope) as parts:
+            for sample, part in parts:
+                c = context[sample]
+                powers = torch.stack([torch.ones_like(c), c, c * c], 1)
                 terms = torch.addr(-top[sample, part, None], slope[sample, part], c).exp_()
                 sums = terms @ powers
                 log_sum[sample, part] = sums[:, 0].log() + top[sample, part]
@@ -118,14 +118,18 @@ class _Moments(torch.autograd.Function):
         grad_context = torch.zeros_like(context)
         constant = grad_sum * slope + grad_mean * (1 - slope * mean)  # of the weight of c_j in the gradient: constant + linear · c_j
         linear = grad_mean * slope
-        for sample in range(slope.shape[0]):
-            c = context[sample]
-            for start in range(0, slope.shape[1], ctx.rows):
-                part = slice(start, start + ctx.rows)
+        with in_parts(_queries(slope, ctx.rows), slope) as parts:
+            for sample, part in parts:
+                c = context[sample]
                 chances = torch.addr(-log_sum[sample, part, None], slope[sample, part], c).exp_()
                 both = torch.stack([constant[sample, part], linear[sample, part]]) @ chances
                 grad_context[sample] += both[0] + both[1] * c
         return grad_slope, grad_context, None
+
+
+def _queries(slope: torch.Tensor, rows: int) -> list[tuple[int, slice]]:
+    """`rows` of one sample at a time."""
+    return [(sample, slice(start, start + rows)) for sample in range(slope.shape[0]) for start in range(0, slope.shape[1], rows)]
 
 
 class _Joined(torch.autograd.Function):

@@ -42,7 +42,7 @@ def _estimate(trace: Trace, op: Op, speeds: Speeds) -> float:
     if _only_looks(op):
         return _OVERHEAD
     touched = sum(trace.storages[s].bytes for s in {*op.inputs, *op.outputs})
-    return _flops(trace, op) / speeds.flops + touched / speeds.bytes + _OVERHEAD
+    return (_flops(trace, op) / speeds.flops + touched / speeds.bytes + _OVERHEAD) * max(1, op.parts)
 
 
 def _only_looks(op: Op) -> bool:

@@ -16,6 +16,7 @@ from memfit.levers.saved.handles import Handle, put_away
 from memfit.levers.saved.line import SMALL_BESIDE
 from memfit.levers.saved.table import BITS, DISK, DROP, HOST, STORED, TIMES, PhaseTable, Region
 from memfit.ops.host import OnHost
+from memfit.ops.kernel_parts import parts_now
 from memfit.ops.remaking import Kept, Node, Part, detached, remake
 from memfit.ops.spill import Spill
 
@@ -61,7 +62,7 @@ class Forward(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if self._quiet or func.namespace in _NOT_ON_THE_LINE:
+        if self._quiet or func.namespace in _NOT_ON_THE_LINE or parts_now():
             return func(*args, **kwargs)
         if func._schema.is_mutable:
             return self._run_in_place(func, args, kwargs)

@@ -30,9 +30,12 @@ class Line:
 def line_of(trace: Trace) -> Line:
     """Read a trace once, so that many tables can be tried on it."""
     made: dict[int, list[int]] = defaultdict(list)
+    by_kernels = {s for op in trace.ops if op.parts for s in op.outputs}  # piece by piece, where no table looks
     for number, storage in enumerate(trace.storages):
         born = storage.born
-        if born >= 0 and trace.ops[born].phase == "forward" and number in trace.ops[born].outputs:  # not what a rewrite put beside
+        if number in by_kernels or born < 0 or trace.ops[born].phase != "forward":
+            continue
+        if number in trace.ops[born].outputs:  # not what a rewrite put beside
             made[born].append(number)
     for maker, numbers in made.items():
         largest = max(trace.storages[s].bytes for s in numbers)

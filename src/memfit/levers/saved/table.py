@@ -71,7 +71,7 @@ def make_tables(trace: Trace, ops: Mapping[int, str]) -> dict[str, PhaseTable]:
     """Decisions by op number, sorted into phases and into the module calls that must be watched."""
     tables = {}
     for phase in dict.fromkeys(op.loss for op in trace.ops if op.phase == "forward"):
-        mine = [n for n, op in enumerate(trace.ops) if op.loss == phase and op.phase == "forward"]
+        mine = _ops_of(trace, phase)
         decided = [n for n in mine if n in ops]
         if decided:
             spans = regions_around(trace, mine, [*decided, *_later_writers(trace, decided)])
@@ -84,13 +84,18 @@ def ops_of(trace: Trace, tables: Mapping[str, PhaseTable]) -> dict[int, str]:
     """The other way: decisions by op number on this trace; what it does not have is left out."""
     found: dict[int, str] = {}
     for phase, table in tables.items():
-        mine = [n for n, op in enumerate(trace.ops) if op.loss == phase and op.phase == "forward"]
+        mine = _ops_of(trace, phase)
         spans = {region: (first, last) for region, first, last in _calls(trace, mine)} | {None: (mine[0], mine[-1])} if mine else {}
         for d in table.decisions:
             first, last = spans.get(d.region, (0, -1))
             same = [n for n in mine if first <= n <= last and trace.ops[n].name == d.op]
             found.update({n: d.do for n in same[d.ordinal : d.ordinal + 1]})
     return found
+
+
+def _ops_of(trace: Trace, phase: str) -> list[int]:
+    """Those a table counts: a phase's forward, but for what runs inside memfit's own kernels."""
+    return [n for n, op in enumerate(trace.ops) if op.loss == phase and op.phase == "forward" and not op.parts]
 
 
 def _decision(trace: Trace, mine: list[int], spans: Sequence[tuple[Region | None, int, int]], n: int, do: str) -> Decision:

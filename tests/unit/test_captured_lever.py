@@ -1,0 +1,82 @@
+"""Levers that bring operators of their own: tried before they are weighed, so that a table made on top of them finds what it names."""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+from torch import nn
+
+import memfit
+from memfit import Step
+from memfit.applying import apply_levers
+from memfit.captured_lever import with_captured
+from memfit.levers import LEVERS, Lever
+from memfit.levers.saved import table_option
+from memfit.levers.saved.line import line_of
+from memfit.planner.costs import seconds_of
+from memfit.planner.search import Search
+from memfit.planning import rows_of, seen_with_times
+from memfit.records import Speeds
+
+
+def encoder(dropout: float) -> Step:
+    layer = nn.TransformerEncoderLayer(32, 4, 64, dropout, batch_first=True)
+    net = nn.TransformerEncoder(layer, 3, enable_nested_tensor=False)
+    return Step(net, lambda model, x: model(x).pow(2).mean(), torch.optim.SGD(net.parameters(), 0.1), torch.randn(4, 96, 32))
+
+
+def captured(step: Step) -> tuple[memfit.Ledger, dict[str, Lever]]:
+    plain = seen_with_times(step)
+    return plain, with_captured({"attention": LEVERS["attention"]}, step, plain, seen_with_times)
+
+
+def test_what_is_offered_is_what_a_capture_saw() -> None:
+    step = encoder(0.1)
+    plain, levers = captured(step)
+    (option,) = levers["attention"].options(plain)
+    told = levers["attention"].rewrite(plain, option)
+    with levers["attention"].apply(step, option):
+        assert memfit.profile(step, simulate=True).peak_bytes == told.peak_bytes < plain.peak_bytes
+        real = memfit.profile(step)
+    assert real.peak_bytes == told.peak_bytes
+    kernels = [op for op in told.trace.ops if op.parts]
+    assert kernels and all(op.parts == 8 for op in kernels)  # simulated once, and counted as often as they run
+    assert not any(op.parts for op in plain.trace.ops) and all(op.parts == 1 for op in real.trace.ops if op.parts)
+    assert len(real.trace.ops) > 2 * len(told.trace.ops)
+
+
+def test_a_table_on_top_finds_every_operator_it_names() -> None:
+    step = encoder(0.1)
+    plain, levers = captured(step)
+    (option,) = levers["attention"].options(plain)
+    ledger = levers["attention"].rewrite(plain, option)
+    search = Search(line_of(ledger.trace), seconds_of(ledger.trace, Speeds()), Speeds())
+    table = search.fastest(int(0.6 * ledger.peak_bytes))
+    assert table is not None and table.ops
+    rows = rows_of([option, table_option(ledger.trace, table.ops, "a table")])
+    with warnings.catch_warnings(), apply_levers(step, rows):
+        warnings.simplefilter("error")  # "this step differs from the one that was planned"
+        found = memfit.profile(step, simulate=True).peak_bytes
+        assert memfit.profile(step).peak_bytes == found < 0.65 * ledger.peak_bytes
+
+
+def test_nothing_is_offered_where_it_does_not_apply_or_does_not_help() -> None:
+    net = nn.Linear(8, 8)
+    step = Step(net, lambda model, x: model(x).pow(2).mean(), torch.optim.SGD(net.parameters(), 0.1), torch.randn(4, 8))
+    plain, levers = captured(step)
+    assert levers["attention"].options(plain) == []
+
+
+class Written(nn.Module):
+    """Attention that nobody described."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x @ x.mT).softmax(-1) @ x
+
+
+def test_an_attention_without_an_adapter_is_not_offered() -> None:
+    net = nn.Sequential(nn.Linear(16, 16), Written())
+    step = Step(net, lambda model, x: model(x).pow(2).mean(), torch.optim.SGD(net.parameters(), 0.1), torch.randn(2, 128, 16))
+    plain, levers = captured(step)
+    assert LEVERS["attention"].options(plain) and levers["attention"].options(plain) == []
