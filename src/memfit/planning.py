@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from memfit.applying import apply_levers, option_of
 from memfit.capture import capture
 from memfit.capture.op_times import OpCalls, timed
+from memfit.capture.part_times import part_costs
 from memfit.capture.simulation import built_without_memory
 from memfit.capture.speeds import speeds_here
 from memfit.captured_lever import with_captured
@@ -112,8 +113,8 @@ def with_times(plain: Ledger, calls: OpCalls, progress: Callable[[str], None] = 
     if not calls.by_op:
         return plain
     trace = timed(plain.trace, calls, seconds_of(plain.trace, speeds_here()).tolist(), progress)
-    seconds = float(seconds_of(trace, speeds_here()).sum())
-    return replace(plain, trace=replace(trace, step_seconds=seconds), step_seconds=seconds)
+    seconds, costs = float(seconds_of(trace, speeds_here()).sum()), part_costs(trace, calls, progress)
+    return replace(plain, trace=replace(trace, step_seconds=seconds, part_costs=costs), step_seconds=seconds)
 
 
 @dataclass

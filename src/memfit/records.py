@@ -204,6 +204,7 @@ class Trace(Record):
     growth_bytes: int = 0  # what each further step adds and never frees
     half_is_cheap: bool = False
     notes: tuple[str, ...] = ()
+    part_costs: tuple[tuple[int, float], ...] = ()  # micro-batch sizes, and the seconds of all of that size beside the whole batch's
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -45,22 +45,29 @@ class OpCalls:
 
 def timed(trace: Trace, calls: OpCalls, estimates: Sequence[float], progress: Callable[[str], None]) -> Trace:
     """The trace with the seconds of its ops, where they could be timed; what is estimated to take most comes first."""
-    remembered = Remembered("times")
     keys = {number: call.key for number, call in calls.by_op.items()}
-    kind, weight, trials = machine_kind(), dict[str, float](), dict[str, tuple[Call, float]]()
-    made = _made_by_ops(trace)
+    weight, trials, made = dict[str, float](), dict[str, tuple[Call, float, int]](), _made_by_ops(trace)
     for number, key in keys.items():
         weight[key] = weight.get(key, 0.0) + estimates[number]
-        if key not in trials and remembered.get(key) is None and (kind, key) not in _GIVEN_UP:
-            trials[key] = _trial(calls.by_op[number], made[number], estimates[number])
-    order = sorted(trials, key=lambda key: -weight[key])
-    if order:
-        progress(f"timing {len(order)} kinds of ops, once for this machine")
-        found = dict(_timed_apart({key: trials[key] for key in order}, progress))
-        remembered.put(found)
-        _GIVEN_UP.update((kind, key) for key in order if key not in found)
-    seconds = {number: known[0] * max(1, trace.ops[number].parts) for number, key in keys.items() if (known := remembered.get(key))}
+        trials.setdefault(key, (calls.by_op[number], estimates[number], made[number]))
+    found = times_of({key: trials[key] for key in sorted(trials, key=lambda key: -weight[key])}, progress)
+    seconds = {number: found[key][0] * max(1, trace.ops[number].parts) for number, key in keys.items() if key in found}
     return replace(trace, ops=tuple(replace(op, seconds=seconds.get(number)) for number, op in enumerate(trace.ops)))
+
+
+def times_of(calls: Mapping[str, tuple[Call, float, int]], progress: Callable[[str], None]) -> dict[str, list[float]]:
+    """Each call's seconds, and those of all processors together, as remembered or measured now; without those that cannot be timed.
+
+    Calls come by a word to remember them by, with an estimate of their seconds and with the bytes they make.
+    """
+    remembered, kind = Remembered("times"), machine_kind()
+    new = [key for key in calls if remembered.get(key) is None and (kind, key) not in _GIVEN_UP]
+    if new:
+        progress(f"timing {len(new)} kinds of ops, once for this machine")
+        found = dict(_timed_apart({key: _trial(*calls[key]) for key in new}, progress))
+        remembered.put(found)
+        _GIVEN_UP.update((kind, key) for key in new if key not in found)
+    return {key: known for key in calls if (known := remembered.get(key))}
 
 
 def _made_by_ops(trace: Trace) -> list[int]:
@@ -71,7 +78,7 @@ def _made_by_ops(trace: Trace) -> list[int]:
     return made
 
 
-def _trial(call: Call, outputs: int, estimate: float) -> tuple[Call, float]:
+def _trial(call: Call, estimate: float, outputs: int) -> tuple[Call, float]:
     """What to run, and how many times as long the call itself takes; 0: nothing that is short and small enough is like it."""
     total = call.nbytes + outputs
     share = min(1.0, _MOST_BYTES / max(total, 1), _LONGEST_CALL / estimate)
@@ -81,7 +88,7 @@ def _trial(call: Call, outputs: int, estimate: float) -> tuple[Call, float]:
 
 
 def _timed_apart(trials: dict[str, tuple[Call, float]], progress: Callable[[str], None]) -> Iterator[tuple[str, list[float]]]:
-    """[seconds] by signature, [] for a call that cannot be timed; those that there was no time for are left out."""
+    """Both kinds of seconds by signature, [] for a call that cannot be timed; those that there was no time for are left out."""
     yield from ((key, []) for key, (_, times) in trials.items() if not times)
     left = [key for key, (_, times) in trials.items() if times]
     count, deaths = len(left), 0
@@ -89,7 +96,7 @@ def _timed_apart(trials: dict[str, tuple[Call, float]], progress: Callable[[str]
         clock = _Clock([trials[key][0] for key in left], _MOST_SECONDS)
         for told, seconds in enumerate(clock.lines()):
             progress(f"timing ops, {count - len(left) + told + 1} of {count} kinds")
-            yield left[told], [] if seconds is None else [seconds * trials[left[told]][1]]
+            yield left[told], [] if seconds is None else [spent * trials[left[told]][1] for spent in seconds]
         if not clock.died:
             return
         yield left[clock.told], []  # it brought its process down
@@ -105,7 +112,7 @@ class _Clock:
         self._asked, self._count = pickle.dumps((settings, seconds, [call.plain() for call in calls])), len(calls)
         self._alarm_seconds = seconds + _START_SECONDS
 
-    def lines(self) -> Iterator[float | None]:
+    def lines(self) -> Iterator[list[float] | None]:
         """What it says."""
         command = [sys.executable, str(Path(__file__).with_name("clock.py"))]
         started = time.monotonic()

@@ -23,6 +23,12 @@ def seconds_of(trace: Trace, speeds: Speeds) -> NDArray[np.float64]:
     return np.where(timed, known, estimates * [ratios.get(op.name, 1.0) for op in trace.ops])
 
 
+def slower_in_parts(trace: Trace, size: int) -> float:
+    """How many times as long a batch takes in micro-batches of a size: measured for some sizes, and between them on a straight line."""
+    sizes, costs = zip(*trace.part_costs, (trace.batch_size, 1.0), strict=True)
+    return float(np.interp(np.log(size), np.log(sizes), costs))
+
+
 def timed_share(trace: Trace, speeds: Speeds) -> float:
     """How much of a step's seconds was timed and not estimated."""
     seconds = seconds_of(trace, speeds)

@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 
 from memfit.levers.saved.line import line_of
 from memfit.planner.combining import Combination, Rewriter, combinations
-from memfit.planner.costs import seconds_of
+from memfit.planner.costs import seconds_of, slower_in_parts
 from memfit.planner.search import Search, Table
 from memfit.records import EXACTNESS, Ledger, Speeds
 
 Limit = Callable[[Ledger], int]
 _AT_ONCE = 4  # combinations among which the time that is left is divided
 _LEAST_SECONDS = 0.1
-_SECONDS_OF_A_PART = 1e-5  # an operator: Python, and random draws that are cut up
+_SECONDS_OF_A_PART = 2e-5  # an operator: Python, and random draws that are cut up
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,13 @@ class Proposer:
             assert trace is not None
             self._of_wholes[id(combination.whole)] = float(seconds_of(trace, self.speeds).sum()), len(trace.ops)
         seconds, ops = self._of_wholes[id(combination.whole)]
-        return seconds + ops * _SECONDS_OF_A_PART * combination.repeats + combination.beside
+        return seconds * self._slower(combination) + ops * _SECONDS_OF_A_PART * combination.repeats + combination.beside
+
+    def _slower(self, combination: Combination) -> float:
+        """Of a batch in parts, for the work that grows with it."""
+        trace = combination.whole.trace
+        assert trace is not None
+        return 1.0 if combination.repeats == 1 else slower_in_parts(trace, combination.options[-1].settings["size"])
 
     def _base(self, place: int) -> float:
         """Seconds of a step with a combination on, and no table; every part of a batch costs a little by itself."""
@@ -108,7 +114,8 @@ class Proposer:
             seconds = seconds_of(combination.ledger.trace, self.speeds)
             once = float(seconds[[op.phase == "optimizer" for op in combination.ledger.trace.ops]].sum())
             extra = len(seconds) * _SECONDS_OF_A_PART if combination.repeats > 1 else 0.0
-            self._seconds[place] = once + (float(seconds.sum()) - once + extra) * combination.repeats + combination.beside
+            each = (float(seconds.sum()) - once) * self._slower(combination) + extra
+            self._seconds[place] = once + each * combination.repeats + combination.beside
         return self._seconds[place]
 
     def _search(self, place: int) -> Search:
@@ -127,7 +134,7 @@ class Proposer:
         table = search.fastest(most, seconds) if tables else untouched if untouched.peak <= most else None
         lowest = search.lowest() if tables else untouched
         for found in {id(t): t for t in (table, lowest) if t is not None}.values():
-            whole = self._base(place) + found.seconds * combination.repeats
+            whole = self._base(place) + found.seconds * combination.repeats * self._slower(combination)
             proposal = Proposal(combination, found, whole, fixed + int(found.peak * unsure))
             result.weigh(proposal)
             if found is table:

@@ -55,6 +55,16 @@ def shorter_call(call: Call, limit: int) -> tuple[Call, float] | None:
     return None
 
 
+def call_for_part(call: Call, batch: int, size: int) -> Call | None:
+    """What a call on a whole batch would be on `size` of its samples, as far as its shapes tell; None where they do not."""
+    letters = _MATRICES.get(call.func, "")
+    if "b" in letters:
+        heads = call.args[-1].size[0] if isinstance(call.args[-1], Shape) else 0
+        return _with_letter(call, letters, "b", heads // batch * size) if heads and heads % batch == 0 else None
+    whole = (axis for axis in _axes(call) if axis.full % batch == 0)
+    return next((made for axis in whole if (made := axis.make(axis.full // batch * size)) is not None), None)
+
+
 def _axes(call: Call) -> Iterator[Axis]:
     if call.func in (aten.convolution.default, aten.convolution_backward.default):
         yield from _convolution_axes(call)
