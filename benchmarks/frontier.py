@@ -1,9 +1,10 @@
 """Peak against time: memfit's exact plans beside what people use today, in one run: `python benchmarks/frontier.py [MODEL…] [--rounds N]`.
 
 For each model: the eager step; `torch.utils.checkpoint` on every block; `save_on_cpu`; plain micro-batching; torch.compile (aot_eager and
-inductor) under activation_memory_budget; and memfit at shares of eager's peak above the fixed part (gradients). Peaks are torch's own
-memory events; times are CPU time, interleaved, the minimum of several. Gradients are compared with eager's. Results are kept by model in
-results/frontier.json; results/frontier.md and frontier.svg are made of them.
+inductor) under activation_memory_budget; and memfit at shares of eager's peak above the fixed part (gradients), with eager levers and,
+beside inductor, with the compile lever allowed. Peaks are torch's own memory events; times are CPU time, interleaved, the minimum of
+several. Gradients are compared with eager's. Results are kept by model in results/frontier.json; results/frontier.md and frontier.svg are
+made of them.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ def measure(name: str, rounds: int, shares: tuple[float, ...], compilers: tuple[
     eager = peak_of(step)
     fixed = sum(p.numel() * p.element_size() for p in step.model.parameters() if p.requires_grad)
     limits = [int(fixed + share * (eager - fixed)) for share in shares]
-    ways = [*peers(step, kind, compilers), *memfit_ways(step, limits, console.print)]
+    ways = [*peers(step, kind, compilers), *memfit_ways(step, limits, console.print, compiling="inductor" in compilers)]
     ways = [way for way in ways if examine(way, reference, console)]
     for _ in range(rounds):
         for way in ways:

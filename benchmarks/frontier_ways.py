@@ -17,12 +17,14 @@ import memfit
 from memfit.applying import apply_levers
 from memfit.capture.speeds import speeds_here
 from memfit.captured_lever import with_captured
+from memfit.compiling import measured_compile
 from memfit.levers import LEVERS
 from memfit.planner.proposing import Proposer
 from memfit.planning import options_of, rows_of, seen_with_times
 
 BUDGETS = (1.0, 0.5, 0.2, 0.05)  # of torch.compile's activation_memory_budget
 _MEMFIT = ("saved", "microbatch", "attention")
+_RUN_STEPS = 10_000  # over which a compiler's seconds are spread
 
 
 @dataclass
@@ -57,23 +59,32 @@ def peers(step: memfit.Step, block: str, compilers: tuple[str, ...]) -> Iterator
             yield Way(compiler, f"{compiler}, budget {budget}", _compiled(step, compiler, budget))
 
 
-def memfit_ways(step: memfit.Step, limits: list[int], note: Callable[[str], None]) -> Iterator[Way]:
-    """The planner's fastest exact eager plan under each limit of the peak above what is there before the step."""
+def memfit_ways(step: memfit.Step, limits: list[int], note: Callable[[str], None], compiling: bool) -> Iterator[Way]:
+    """The planner's fastest exact eager plan under each limit of the peak above what is there before the step; then with compile, too."""
     ledger = seen_with_times(step)
     assert ledger.trace is not None
     before = sum(s.bytes for s in ledger.trace.storages if s.born < 0)
     levers = with_captured({name: LEVERS[name] for name in _MEMFIT}, step, ledger, seen_with_times)
-    proposer = Proposer(ledger, levers, "reordered", speeds_here())
+    yield from _planned_ways("memfit", step, Proposer(ledger, levers, "reordered", speeds_here()), before, limits, note)
+    if compiling:
+        levers |= {"compile": measured_compile(step, run_steps=_RUN_STEPS, progress=note)}
+        proposer = Proposer(ledger, levers, "reordered", speeds_here())
+        yield from _planned_ways("memfit, compile allowed", step, proposer, before, limits, note)
+
+
+def _planned_ways(
+    family: str, step: memfit.Step, proposer: Proposer, before: int, limits: list[int], note: Callable[[str], None]
+) -> Iterator[Way]:
     for limit in limits:
         started = time.monotonic()
         found = proposer.propose(lambda ledger, most=before + limit: most, 5.0).fitting
         seconds = time.monotonic() - started
         if not found:
-            note(f"memfit: no exact plan is inside {limit / 2**20:.0f} MiB")
+            note(f"{family}: no exact plan is inside {limit / 2**20:.0f} MiB")
             continue
         rows = rows_of(options_of(found[0]))
         name = " + ".join(f"{row.name}: {row.option}" for row in rows) or "nothing to do"
-        yield Way("memfit", name, partial(_fitted, step, rows), limit, set_up_seconds=seconds)
+        yield Way(family, name, partial(_fitted, step, rows), limit, set_up_seconds=seconds)
 
 
 @contextmanager
