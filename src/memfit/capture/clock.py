@@ -28,12 +28,12 @@ def seconds_of(name: str, args: Any, kwargs: Any) -> tuple[float, float] | None:
     except (RuntimeError, IndexError, NotImplementedError, TypeError, ValueError):
         return None
     best, least, begun = float("inf"), float("inf"), time.perf_counter()
-    for _ in range(_TURNS):
+    for turn in range(_TURNS):
         started, computed = time.perf_counter(), time.process_time()
         func(*args, **kwargs)
         least, now = min(least, time.process_time() - computed), time.perf_counter()
         best = min(best, now - started)
-        if now - begun > _ENOUGH:
+        if turn and now - begun > _ENOUGH:
             break
     return min(best, least), least  # one processor alone would not take longer: the rest was another program
 

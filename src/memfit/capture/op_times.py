@@ -24,7 +24,7 @@ from memfit.records import Trace
 _MOST_SECONDS = 5.0  # for all that is timed at once; what is left is estimated
 _START_SECONDS = 60.0  # at most for a process to import torch, beyond that
 _MOST_DEATHS = 3  # of processes, then the rest is estimated
-_LONGEST_CALL = 0.3
+_LONGEST_CALL = 0.15
 _MOST_BYTES = 48 * 2**20  # of a call's arguments and results; longer and larger ones are timed on less
 _GIVEN_UP: set[tuple[str, str]] = set()  # not reached in time: a second plan in this process sees the same seconds
 

@@ -9,7 +9,7 @@ from memfit.capture.workspaces.calls import Call
 from memfit.capture.workspaces.shrinking import call_for_part
 from memfit.records import Trace
 
-_MOST_KINDS = 30  # of calls, those that take most of a step
+_MOST_KINDS = 20  # of calls, those that take most of a step
 _PARTS = (2, 4, 8)  # and single samples
 
 Heavy = dict[str, tuple[Call, float, float]]  # a call, its seconds, and those of all such calls in a step
@@ -18,7 +18,8 @@ Heavy = dict[str, tuple[Call, float, float]]  # a call, its seconds, and those o
 def part_costs(trace: Trace, calls: OpCalls, progress: Callable[[str], None]) -> tuple[tuple[int, float], ...]:
     """For some sizes of micro-batches: the seconds of all of them beside the whole batch's, as the heaviest calls of a step have it.
 
-    Whole and parts are timed one right after the other, in processors' seconds: what else the machine does is not to decide.
+    Whole and parts are timed one right after the other, in processors' seconds: what else the machine does is not to decide. For the same
+    reason no size is believed to cost more than a smaller one, or less than the whole.
     """
     batch, heavy = trace.batch_size, _heaviest(trace, calls)
     sizes = sorted({1, *(-(-batch // parts) for parts in _PARTS)} - {batch})
@@ -29,8 +30,8 @@ def part_costs(trace: Trace, calls: OpCalls, progress: Callable[[str], None]) ->
             trials[_word(key, batch, batch)] = call, seconds, call.nbytes
             trials |= {_word(key, batch, s): (part, seconds * s / batch, part.nbytes) for s, part in parts.items() if part is not None}
     found = times_of(trials, progress)
-    costs = ((size, _cost(heavy, found, batch, size)) for size in sizes)
-    return tuple((size, cost) for size, cost in costs if cost is not None)
+    costs = {size: cost for size in sizes if (cost := _cost(heavy, found, batch, size)) is not None}
+    return tuple((size, max(1.0, min(c for smaller, c in costs.items() if smaller <= size))) for size in costs)
 
 
 def _word(key: str, batch: int, size: int) -> str:

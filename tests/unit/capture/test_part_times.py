@@ -62,3 +62,15 @@ def test_a_single_sample_has_no_parts() -> None:
     calls = OpCalls()
     trace = capture(step, True, calls=calls)
     assert part_costs(timed(trace, calls, [1e-5] * len(trace.ops), lambda words: None), calls, lambda words: None) == ()
+
+
+def test_noise_does_not_make_a_larger_part_dearer(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = {"1 of 8": 0.2, "2 of 8": 0.5, "4 of 8": 0.3, "8 of 8": 1.0}
+    told = {word: [spent, spent] for word, spent in seconds.items()}
+    monkeypatch.setattr("memfit.capture.part_times.times_of", lambda trials, progress: {k: told[k.partition(":")[0]] for k in trials})
+    net = nn.Linear(8, 8)
+    step = Step(net, lambda model, x: model(x).pow(2).mean(), torch.optim.SGD(net.parameters(), 0.1), torch.randn(8, 8))
+    calls = OpCalls()
+    trace = capture(step, True, calls=calls)
+    known = timed(trace, calls, [1e-3] * len(trace.ops), lambda words: None)
+    assert dict(part_costs(known, calls, lambda words: None)) == pytest.approx({1: 1.6, 2: 1.6, 4: 1.0})
