@@ -104,10 +104,10 @@ def _attend_to_part(given: Any, out: torch.Tensor, sums: torch.Tensor | None, sc
     """A function of its own, so that a part is gone before the next is made."""
     value = _at(given[2], _all_keys(part))
     scores, seen = _scores(given, part, scale)
-    if sums is not None:
-        total = scores.logsumexp(-1, keepdim=True)
-        _at(sums.unsqueeze(-1), part).copy_(total if seen is None else total.masked_fill_(seen == 0, -math.inf))
     chances = scores.softmax(-1)
+    if sums is not None:  # the largest probability is exp(largest score - logarithm of the sum)
+        total = scores.amax(-1, keepdim=True).sub_(chances.amax(-1, keepdim=True).log_())
+        _at(sums.unsqueeze(-1), part).copy_(total if seen is None else total.masked_fill_(seen == 0, -math.inf))
     del scores
     if (draws := _draws(given, part, chances)) is not None:
         chances.mul_(draws)
