@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 aten = torch.ops.aten
+_ENGINE = getattr(torch.autograd.graph, "_engine_run_backward", None)  # what `backward` calls; without it checkpoints are not followed
 
 
 class cuda_kernels(TorchFunctionMode):
@@ -16,6 +17,9 @@ class cuda_kernels(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func is torch.Tensor.backward and _ENGINE is not None and all(v is None or v is False for v in (*args[1:], *kwargs.values())):
+            with self:  # torch takes a mode off while it handles a call, and in this one a checkpoint runs its region again
+                return _ENGINE(args, (torch.ones_like(args[0]),), False, False, (), allow_unreachable=True, accumulate_grad=True)
         if func is F.scaled_dot_product_attention:
             return _attention(*args, **kwargs)
         if func is torch.dropout or (func is F.dropout and not kwargs.get("inplace")):

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import memfit
 from memfit import Step
@@ -205,3 +206,27 @@ def test_cuda_is_simulated_with_its_own_kernels() -> None:
     masks: Any = [s for s in cuda.storages if s.dtype == "bool"]
     assert masks and any("_foreach_" in op.name for op in cuda.ops) and not any("_foreach_" in op.name for op in cpu.ops)
     assert "not validated on hardware" in cuda.notes[0] and not cpu.notes
+
+
+def test_a_checkpoint_runs_its_region_again_with_cudas_kernels() -> None:
+    """Torch compares what is kept in both runs, so the second must take the same kernels as the first."""
+
+    class Attention(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return nn.functional.dropout(nn.functional.scaled_dot_product_attention(x, x, x, dropout_p=0.1), 0.5)
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Sequential(nn.Linear(16, 16), Attention()) for _ in range(3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for layer in self.layers:
+                x = checkpoint(layer, x, use_reentrant=False)
+            return x
+
+    net = Net()
+    step = Step(net, lambda m, x: m(x).mean(), torch.optim.SGD(net.parameters(), 0.1), torch.randn(2, 4, 128, 16))
+    trace = capture(step, simulate=True, device="cuda")
+    again = [op for op in trace.ops if op.phase == "backward" and op.name == "aten._scaled_dot_product_efficient_attention.default"]
+    assert len(again) == 3
