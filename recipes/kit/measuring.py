@@ -6,9 +6,10 @@ import importlib
 import multiprocessing
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 
@@ -17,6 +18,8 @@ from memfit.applying import apply_plan
 from memfit.capture.process import HighWaterMark
 from memfit.units import parse_bytes
 from recipes.kit.budget import proof_in_words
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -32,7 +35,7 @@ class Way:
 
 @dataclass
 class Measured:
-    """Peak: torch's own memory events. Process: the kernel's high-water mark over the timed steps. Seconds: CPU time of the fastest."""
+    """Peak: torch's own memory events. Process: the kernel's high-water mark over the first two steps. Seconds: CPU time of the fastest."""
 
     name: str
     peak_bytes: int = 0
@@ -60,7 +63,6 @@ def measure(ways: Sequence[Way], rounds: int = 3, progress: Callable[[str], None
                 timed = workers[result.name].ask("time")
                 result.seconds = min(result.seconds, timed.seconds)
                 result.wall_seconds = min(result.wall_seconds, timed.wall_seconds)
-                result.process_bytes = max(result.process_bytes, timed.process_bytes)
     for worker in workers.values():
         worker.stop()
     return found
@@ -71,7 +73,7 @@ class _Worker:
         self.way = way
         context = multiprocessing.get_context("spawn")
         self.here, there = context.Pipe()
-        self.process = context.Process(target=_serve, args=(way, there), daemon=True)
+        self.process = context.Process(target=_serve, args=(way, there))
         self.process.start()
         there.close()
 
@@ -91,13 +93,17 @@ class _Worker:
 
 
 def _serve(way: Way, pipe: Connection) -> None:
-    """In the way's own process: build, fit, then answer until nobody asks any more."""
-    try:
-        step, plan, verdict = _prepared(way)
-    except memfit.MemfitError as error:
-        pipe.recv()
-        pipe.send(Measured(way.name, refused=str(error)))
-        return
+    """In the way's own process: build, put the plan on, then answer until nobody asks any more."""
+    step, plan, verdict = _built(way), "", ""
+    if way.budget is not None:
+        try:
+            fitting, verdict = _apart(_planned, way)
+        except memfit.MemfitError as error:
+            pipe.recv()
+            pipe.send(Measured(way.name, refused=str(error)))
+            return
+        apply_plan(step, fitting)
+        plan = " + ".join(f"{lever.name}: {lever.option}" for lever in fitting.levers) or "nothing to do"
     while True:
         try:
             what = pipe.recv()
@@ -108,26 +114,36 @@ def _serve(way: Way, pipe: Connection) -> None:
         pipe.send(result)
 
 
-def _prepared(way: Way) -> tuple[memfit.Step, str, str]:
+def _built(way: Way) -> memfit.Step:
     module, _, function = way.make.partition(":")
     step: memfit.Step = getattr(importlib.import_module(module), function)(**way.settings)
-    if way.budget is None:
-        return step, "", ""
+    return step
+
+
+def _planned(way: Way) -> tuple[memfit.Plan, str]:
+    assert way.budget is not None
+    step = _built(way)
     plan = memfit.plan(step, way.budget, allow=way.allow)
     # The plain step is measured on this machine too, so it may be compared with all the memory there is, not only the budget.
     verdict = memfit.verify(step, plan, limit_bytes=max(parse_bytes(way.budget), psutil.virtual_memory().available * 3 // 4))
-    apply_plan(step, plan)
-    levers = " + ".join(f"{lever.name}: {lever.option}" for lever in plan.levers) or "nothing to do"
-    return step, levers, proof_in_words(verdict)
+    return plan, proof_in_words(verdict)
+
+
+def _apart(function: Callable[[Way], Result], way: Way) -> Result:
+    """The function's answer, from a process of its own: what a proof leaves in the heap is not what training takes."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(function, way).result()
 
 
 def _memory(name: str, step: memfit.Step) -> Measured:
-    return Measured(name, peak_bytes=memfit.profile(step).peak_bytes)
+    """The process first, while nothing but training has been in it; optimizers have their states from the second step on."""
+    with HighWaterMark() as mark:
+        for _ in range(2):
+            step.run(step.batch)
+    return Measured(name, peak_bytes=memfit.profile(step).peak_bytes, process_bytes=mark.bytes)
 
 
 def _time(name: str, step: memfit.Step) -> Measured:
-    with HighWaterMark() as mark:
-        cpu, wall = time.process_time(), time.perf_counter()
-        step.run(step.batch)
-        cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
-    return Measured(name, process_bytes=mark.bytes, seconds=cpu, wall_seconds=wall)
+    cpu, wall = time.process_time(), time.perf_counter()
+    step.run(step.batch)
+    return Measured(name, seconds=time.process_time() - cpu, wall_seconds=time.perf_counter() - wall)

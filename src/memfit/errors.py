@@ -58,6 +58,10 @@ class Infeasible(MemfitError):
         self.lowest_bytes, self.reachable_bytes = lowest_bytes, reachable_bytes
         super().__init__(message)
 
+    def __reduce__(self) -> tuple[type[Infeasible], tuple[str, int, dict[str, int]]]:
+        """So that it comes back whole from another process."""
+        return Infeasible, (str(self), self.lowest_bytes, self.reachable_bytes)
+
 
 class NotEquivalent(MemfitError):
     """The proof's honest no: the tensor, its error, the bound, and the lever to blame.
@@ -74,3 +78,7 @@ class NotEquivalent(MemfitError):
         blame = f"The lever to blame is {culprit}: plan without it." if culprit else "No single lever could be blamed."
         off = "" if error is None or bound is None else f" is off by {error:.3g}, at most {bound:.3g} is allowed"
         super().__init__(f"The fitted step is not the same training: {what}{off}.\n{blame}")
+
+    def __reduce__(self) -> tuple[type[NotEquivalent], tuple[str, float | None, float | None, str]]:
+        """So that it comes back whole from another process."""
+        return NotEquivalent, (self.what, self.error, self.bound, self.culprit)
