@@ -163,7 +163,9 @@ def batch_size_table() -> None:
 def forms_table() -> None:
     """Original, documented, factored."""
     found = measure([Way(name, STEP, {"samples": BATCH, **form}) for name, form in FORMS.items()], rounds=3)
-    write_table(README, "forms", ["form", "peak", "process", "CPU time"], [_form_row(r, found[1])[:-1] for r in found])
+    ended = ["NaN after one step, and no second one", "", ""]  # the SVD of what its weights have become does not converge
+    rows = [[r.name, *ended] if r.refused and "low_rank" in r.name else _form_row(r, found[1])[:-1] for r in found]
+    write_table(README, "forms", ["form", "peak", "process", "CPU time"], rows)
 
 
 def kernels_table() -> None:
