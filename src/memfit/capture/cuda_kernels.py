@@ -9,7 +9,8 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 aten = torch.ops.aten
-_ENGINE = getattr(torch.autograd.graph, "_engine_run_backward", None)  # what `backward` calls; without it checkpoints are not followed
+_DIFFERENTIATE = (torch.Tensor.backward, torch.autograd.grad)
+_ENGINE: Any = getattr(torch.autograd.graph, "_engine_run_backward", None)  # what both call; without it checkpoints are not followed
 
 
 class cuda_kernels(TorchFunctionMode):
@@ -17,14 +18,30 @@ class cuda_kernels(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func is torch.Tensor.backward and _ENGINE is not None and all(v is None or v is False for v in (*args[1:], *kwargs.values())):
-            with self:  # torch takes a mode off while it handles a call, and in this one a checkpoint runs its region again
-                return _ENGINE(args, (torch.ones_like(args[0]),), False, False, (), allow_unreachable=True, accumulate_grad=True)
+        if func in _DIFFERENTIATE and _ENGINE is not None and _is_plain(kwargs):
+            with self:  # torch takes a mode off while it handles a call, and in these a checkpoint runs its region again
+                return _differentiated(*map(_tuple, args), unused=bool(kwargs.get("allow_unused")))
         if func is F.scaled_dot_product_attention:
             return _attention(*args, **kwargs)
         if func is torch.dropout or (func is F.dropout and not kwargs.get("inplace")):
             return _dropout(*args, **kwargs)
         return func(*args, **kwargs)
+
+
+def _is_plain(kwargs: dict[str, Any]) -> bool:
+    return all(value is None or value is False for name, value in kwargs.items() if name not in ("allow_unused", "only_inputs"))
+
+
+def _tuple(tensors: Any) -> tuple[torch.Tensor, ...]:
+    return (tensors,) if isinstance(tensors, torch.Tensor) else tuple(tensors)
+
+
+def _differentiated(losses: tuple[torch.Tensor, ...], inputs: tuple[torch.Tensor, ...] = (), *, unused: bool) -> Any:
+    """`loss.backward()`, or the gradients of inputs, without asking a mode once more."""
+    ones = tuple(map(torch.ones_like, losses))
+    if not inputs:
+        return _ENGINE(losses, ones, False, False, (), allow_unreachable=True, accumulate_grad=True)
+    return _ENGINE(losses, ones, False, False, inputs, unused, accumulate_grad=False)
 
 
 def _dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False, train: bool | None = None) -> Any:

@@ -208,8 +208,9 @@ def test_cuda_is_simulated_with_its_own_kernels() -> None:
     assert "not validated on hardware" in cuda.notes[0] and not cpu.notes
 
 
-def test_a_checkpoint_runs_its_region_again_with_cudas_kernels() -> None:
-    """Torch compares what is kept in both runs, so the second must take the same kernels as the first."""
+@pytest.mark.parametrize("chunks", [1, 2])
+def test_a_checkpoint_runs_its_region_again_with_cudas_kernels(chunks: int) -> None:
+    """Torch compares what is kept in both runs, so both must take the same kernels; in chunks gradients are asked for."""
 
     class Attention(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -226,7 +227,11 @@ def test_a_checkpoint_runs_its_region_again_with_cudas_kernels() -> None:
             return x
 
     net = Net()
-    step = Step(net, lambda m, x: m(x).mean(), torch.optim.SGD(net.parameters(), 0.1), torch.randn(2, 4, 128, 16))
+
+    def loss(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        return memfit.chunked(lambda part: model(part).mean(), x, size=2 // chunks, parameters=model)
+
+    step = Step(net, loss, torch.optim.SGD(net.parameters(), 0.1), torch.randn(2, 4, 128, 16))
     trace = capture(step, simulate=True, device="cuda")
-    again = [op for op in trace.ops if op.phase == "backward" and op.name == "aten._scaled_dot_product_efficient_attention.default"]
-    assert len(again) == 3
+    attentions = [op for op in trace.ops if op.name == "aten._scaled_dot_product_efficient_attention.default"]
+    assert len(attentions) == 2 * 3 * chunks
