@@ -246,7 +246,7 @@ def started(*arguments: str) -> subprocess.Popen[str]:
 
 
 def test_the_program_itself_exits_with_the_codes(project: Path) -> None:
-    (project / "stop.py").write_text("import os, signal\n\ndef build():\n    os.kill(os.getpid(), signal.SIGINT)\n    while True: pass\n")
+    (project / "stop.py").write_text("import os, signal\n\ndef build():\n    os.kill(os.getpid(), signal.SIGINT)\n    signal.pause()\n")
     expected = {("profile", "stop.py:build"): (130, "Interrupted.\n"), ("profile", "no.py:build"): (2, "There is no file no.py")}
     running = {arguments: started(*arguments) for arguments in expected}
     for arguments, (code, words) in expected.items():
