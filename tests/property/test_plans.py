@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -119,7 +120,8 @@ print("survived")
 def run_limited(plan_file: Path, way: str) -> subprocess.CompletedProcess[str]:
     paths = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
     arguments = [sys.executable, "-c", LIMITED, json.dumps(paths), str(plan_file), way]
-    return subprocess.run(arguments, capture_output=True, text=True)
+    one_arena = os.environ | {"MALLOC_ARENA_MAX": "1"}  # each new thread would reserve 64 MiB of address space, which is no memory
+    return subprocess.run(arguments, capture_output=True, text=True, env=one_arena)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits of address space are Linux's")
