@@ -151,7 +151,7 @@ class _Planning:
                 seen.append(fitted.process_high_bytes)
                 if not fitting:  # it was the lowest already
                     break
-                most = self._most_after(fitted)
+                most = self._most_after(fitted, winner.peak_bytes)
         lowest = min(seen, default=self.plain.process_high_bytes)
         if not explain:
             raise infeasible(self.budget, lowest, self.plain, self.allow, {}, {}, None)
@@ -159,11 +159,14 @@ class _Planning:
         reachable, split = self._reachable(proposals, lowest), self.levers.get("microbatch")
         raise infeasible(self.budget, lowest, self.plain, self.allow, reachable, variants, split)
 
-    def _most_after(self, fitted: Ledger) -> int:
-        """The peak to aim at after a capture was too high: on the line through what the plain step takes and what this one does."""
+    def _most_after(self, fitted: Ledger, proposed: int) -> int:
+        """The peak to aim at after a capture was too high: on the line through what the plain step takes and what this one does.
+
+        Below what was proposed, too: where the capture came out higher than that, the same table would be proposed again.
+        """
         lower = self.plain.peak_bytes - fitted.peak_bytes
         steepness = max(1.0, (self.plain.process_high_bytes - fitted.process_high_bytes) / lower) if lower > 0 else 1.0
-        return fitted.peak_bytes - int((fitted.process_high_bytes - self.budget) / steepness) - _A_LITTLE
+        return min(fitted.peak_bytes, proposed) - int((fitted.process_high_bytes - self.budget) / steepness) - _A_LITTLE
 
     def _captured(self, options: tuple[Option, ...]) -> Ledger | None:
         """The fitted step's own ledger; None where a lever refuses this step. What was measured as a whole needs no capture."""

@@ -18,7 +18,7 @@ class cuda_kernels(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func in _DIFFERENTIATE and _ENGINE is not None and _is_plain(kwargs):
+        if func in _DIFFERENTIATE and _ENGINE is not None and _is_plain(args[0], kwargs):
             with self:  # torch takes a mode off while it handles a call, and in these a checkpoint runs its region again
                 return _differentiated(*map(_tuple, args), unused=bool(kwargs.get("allow_unused")))
         if func is F.scaled_dot_product_attention:
@@ -28,8 +28,10 @@ class cuda_kernels(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def _is_plain(kwargs: dict[str, Any]) -> bool:
-    return all(value is None or value is False for name, value in kwargs.items() if name not in ("allow_unused", "only_inputs"))
+def _is_plain(losses: Any, kwargs: dict[str, Any]) -> bool:
+    """Numbers are differentiated, and nothing special is asked for; all else, errors included, is torch's own business."""
+    usual = all(value is None or value is False for name, value in kwargs.items() if name not in ("allow_unused", "only_inputs"))
+    return usual and all(loss.numel() == 1 for loss in _tuple(losses))
 
 
 def _tuple(tensors: Any) -> tuple[torch.Tensor, ...]:
