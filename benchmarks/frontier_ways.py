@@ -77,7 +77,7 @@ def _planned_ways(
 ) -> Iterator[Way]:
     for limit in limits:
         started = time.monotonic()
-        found = proposer.propose(lambda ledger, most=before + limit: most, 5.0).fitting
+        found = proposer.propose(lambda combination, most=before + limit: most, 5.0).fitting
         seconds = time.monotonic() - started
         if not found:
             note(f"{family}: no exact plan is inside {limit / 2**20:.0f} MiB")

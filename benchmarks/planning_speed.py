@@ -57,20 +57,25 @@ def cpu_seconds() -> float:
 @contextmanager
 def searching_timed(taken: Taken) -> Iterator[None]:
     """Every search is counted while this is entered."""
-    plain = Proposer.propose
+    plain = {name: getattr(Proposer, name) for name in ("propose", "lowest")}
 
-    def propose(self: Proposer, *asked: object) -> object:
-        started = cpu_seconds()
-        try:
-            return plain(self, *asked)  # type: ignore[arg-type]
-        finally:
-            taken.search += cpu_seconds() - started
+    def timed(name: str) -> Callable[..., object]:
+        def search(*asked: object) -> object:
+            started = cpu_seconds()
+            try:
+                return plain[name](*asked)
+            finally:
+                taken.search += cpu_seconds() - started
 
-    Proposer.propose = propose  # type: ignore[method-assign, assignment]
+        return search
+
+    for name in plain:
+        setattr(Proposer, name, timed(name))
     try:
         yield
     finally:
-        Proposer.propose = plain  # type: ignore[method-assign]
+        for name, method in plain.items():
+            setattr(Proposer, name, method)
 
 
 def measured(build: Callable[[], Step]) -> tuple[Taken, int, str]:

@@ -9,10 +9,12 @@ from typing import Any
 import torch
 
 from memfit.batches import batch_size, map_tensors
+from memfit.capture.process import warmed_up_once
 from memfit.errors import Infeasible
 from memfit.levers import LEVERS, Lever
 from memfit.planning import planned
 from memfit.profiling import profile
+from memfit.records import Ledger
 from memfit.step import Step
 
 _AT_MOST = 64  # times the sample's size: beyond, nobody asks for a step that is still the same training
@@ -44,13 +46,12 @@ def largest_batch(
     A step built without memory is asked without memory; a real one has its batch made larger for real.
     """
     most = _AT_MOST * step.batch_size
-    bases: list[int] = []
+    seen: list[Ledger] = []
 
     def high_of(samples: int) -> int:
         progress(f"simulating a batch of {samples}")
-        ledger = profile(resized(step, samples), simulate=True, device=device)
-        bases.append(ledger.process.base_bytes)  # each simulation leaves something in this process: the first one counts for all sizes
-        return ledger.process_high_bytes - bases[-1] + bases[0]
+        seen.append(profile(resized(step, samples), simulate=True, device=device))
+        return warmed_up_once(seen[-1], seen[0]).process_high_bytes
 
     def fits_with(some: Mapping[str, Lever]) -> Callable[[int], bool]:
         def fits(samples: int) -> bool:

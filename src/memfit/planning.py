@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from memfit.applying import apply_levers, option_of
 from memfit.capture import capture
 from memfit.capture.op_times import OpCalls, timed
 from memfit.capture.part_times import part_costs
+from memfit.capture.process import warmed_up_once
 from memfit.capture.simulation import built_without_memory
 from memfit.capture.speeds import speeds_here
 from memfit.captured_lever import with_captured
-from memfit.errors import MemfitError
+from memfit.errors import Infeasible, MemfitError
 from memfit.fingerprint import fingerprint
 from memfit.ledger import account
 from memfit.levers import LEVERS, CannotApply, Lever
@@ -30,7 +30,9 @@ from memfit.units import parse_bytes
 
 _A_LITTLE = 1 << 20
 _NEARLY_ALL = 0.9  # of a step's seconds
-_SEARCH_SECONDS = (4.0, 2.0, 2.0, 2.0)  # rounds of proposing, capturing and proposing again with what the capture taught
+_SEARCH_SECONDS = (3.0, 1.5, 1.0, 1.0, 0.5, 0.5)  # rounds of proposing, capturing and proposing again with what the capture taught
+_LOWEST_SECONDS = 2.0
+_REACHABLE_SECONDS = 0.4  # for each class of exactness, once a plan is found
 
 
 @dataclass(frozen=True)
@@ -128,45 +130,46 @@ class _Planning:
     levers: Mapping[str, Lever]
     progress: Callable[[str], None]
     started: float
+    believed_too_low: dict[frozenset[str], int] = field(default_factory=dict)  # by levers: process bytes, as captures showed
+    seen: list[int] = field(default_factory=list)  # captured processes, none of them inside the budget
 
     def planned(self, explain: bool) -> Planned:
-        """Propose, apply to simulated tensors, capture: what does not fit then is never shown."""
+        """Propose, apply to simulated tensors, capture: what does not fit then is never shown. In the end the lowest of all is tried."""
         proposer = Proposer(self.timed, self.levers, self.allow, speeds_here())
-        refused, seen, most = set[str](), [], sys.maxsize
-        for turn, seconds in enumerate((*_SEARCH_SECONDS, _SEARCH_SECONDS[-1])):
-            last = turn == len(_SEARCH_SECONDS)  # then the lowest of all, whatever it costs
-            proposals = proposer.propose(_nothing if last else peak_inside(self.budget, most), seconds)
-            fitting = [p for p in proposals.fitting if _key(p) not in refused]
-            found = fitting or [p for p in (proposals.lowest,) if p is not None and _key(p) not in refused]
-            if not found:
+        for seconds in _SEARCH_SECONDS:
+            proposals = proposer.propose(peak_inside(self.budget, self.believed_too_low), seconds)
+            if not proposals.fitting:
                 break
-            winner, options = found[0], options_of(found[0])
-            self.progress("capturing the plan with simulated tensors")
-            fitted = self._captured(options)
-            if fitted is None:
-                refused.add(_key(winner))
-            elif fitted.process_high_bytes <= self.budget:
-                return Planned(self._plan(fitted, options, winner, proposals), self.plain, fitted)
-            else:
-                seen.append(fitted.process_high_bytes)
-                if not fitting:  # it was the lowest already
-                    break
-                most = self._most_after(fitted, winner.peak_bytes)
-        lowest = min(seen, default=self.plain.process_high_bytes)
+            if fitted := self._fitted(proposals.fitting[0], proposer):
+                return Planned(self._plan(fitted, proposals, proposer), self.plain, fitted)
+        while lowest := proposer.lowest(self.allow, _LOWEST_SECONDS):
+            known = len(self.seen)
+            if fitted := self._fitted(lowest, proposer):
+                return Planned(self._plan(fitted, Proposals(proposals.plain_seconds, [lowest]), proposer), self.plain, fitted)
+            if len(self.seen) > known:
+                break
+        raise self._impossible(proposer, explain)
+
+    def _fitted(self, winner: Proposal, proposer: Proposer) -> Ledger | None:
+        """The proposal's own ledger if it is inside the budget; if not, it is remembered by how much it was believed too low."""
+        self.progress("capturing the plan with simulated tensors")
+        fitted = self._captured(options_of(winner))
+        if fitted is None:
+            proposer.refuse(winner.combination)
+            return None
+        if fitted.process_high_bytes <= self.budget:
+            return fitted
+        self.seen.append(fitted.process_high_bytes)
+        self.believed_too_low[winner.combination.words] = fitted.process_high_bytes - winner.process_high_bytes + _A_LITTLE
+        return None
+
+    def _impossible(self, proposer: Proposer, explain: bool) -> Infeasible:
+        lowest = min(self.seen, default=self.plain.process_high_bytes)
         if not explain:
-            raise infeasible(self.budget, lowest, self.plain, self.allow, {}, {}, None)
+            return infeasible(self.budget, lowest, self.plain, self.allow, {}, {}, None)
         variants = {name: ledger.process_high_bytes for name, ledger in variants_of(self.step, self.device, self.progress).items()}
-        reachable, split = self._reachable(proposals, lowest), self.levers.get("microbatch")
-        raise infeasible(self.budget, lowest, self.plain, self.allow, reachable, variants, split)
-
-    def _most_after(self, fitted: Ledger, proposed: int) -> int:
-        """The peak to aim at after a capture was too high: on the line through what the plain step takes and what this one does.
-
-        Below what was proposed, too: where the capture came out higher than that, the same table would be proposed again.
-        """
-        lower = self.plain.peak_bytes - fitted.peak_bytes
-        steepness = max(1.0, (self.plain.process_high_bytes - fitted.process_high_bytes) / lower) if lower > 0 else 1.0
-        return min(fitted.peak_bytes, proposed) - int((fitted.process_high_bytes - self.budget) / steepness) - _A_LITTLE
+        reachable, split = self._reachable(proposer, lowest) | self._looser(proposer, lowest), self.levers.get("microbatch")
+        return infeasible(self.budget, lowest, self.plain, self.allow, reachable, variants, split)
 
     def _captured(self, options: tuple[Option, ...]) -> Ledger | None:
         """The fitted step's own ledger; None where a lever refuses this step. What was measured as a whole needs no capture."""
@@ -174,23 +177,31 @@ class _Planning:
             return rewritten_by(self.plain, rows_of(options), self.levers)
         try:
             with apply_levers(self.step, rows_of(options), self.levers):
-                return profile(self.step, simulate=True, device=self.device)
+                return warmed_up_once(profile(self.step, simulate=True, device=self.device), self.plain)
         except CannotApply:
             return None
 
-    def _reachable(self, proposals: Proposals, lowest: int | None = None) -> dict[str, int]:
-        """The lowest under each class: as weighed, as captured for the allowed one, and weighed now for looser ones if nothing fits."""
-        found = {c: size for c, size in proposals.reachable.items() if EXACTNESS.index(c) <= EXACTNESS.index(self.allow)}
-        if lowest is None:
-            return found
-        self.progress("weighing what looser classes would reach")
-        weighed = proposals.reachable.get(self.allow, lowest)
-        for word in EXACTNESS[EXACTNESS.index(self.allow) + 1 :]:
-            looser = Proposer(self.timed, self.levers, word, speeds_here()).propose(_nothing, _SEARCH_SECONDS[-1])
-            found[word] = lowest - max(0, weighed - looser.reachable[word])  # a capture is only compared with a capture
-        return found | {self.allow: lowest}
+    def _reachable(self, proposer: Proposer, captured: int) -> dict[str, int]:
+        """The lowest under each class as weighed; under the allowed one nothing above what was captured."""
+        found: dict[str, int] = {}
+        for word in EXACTNESS[: EXACTNESS.index(self.allow) + 1]:
+            lowest = proposer.lowest(word, _REACHABLE_SECONDS)
+            found[word] = min([*found.values(), *([lowest.process_high_bytes] if lowest else [])], default=captured)
+        return found | {self.allow: min(found[self.allow], captured)}
 
-    def _plan(self, fitted: Ledger, options: tuple[Option, ...], winner: Proposal, proposals: Proposals) -> Plan:
+    def _looser(self, proposer: Proposer, captured: int) -> dict[str, int]:
+        """What nothing but looser classes would reach; a capture is only compared with a capture."""
+        self.progress("weighing what looser classes would reach")
+        here, found = proposer.lowest(self.allow, _REACHABLE_SECONDS), {self.allow: captured}
+        for word in EXACTNESS[EXACTNESS.index(self.allow) + 1 :]:
+            there = Proposer(self.timed, self.levers, word, speeds_here()).lowest(word, _LOWEST_SECONDS)
+            less = here.process_high_bytes - there.process_high_bytes if here and there else 0
+            found[word] = min(*found.values(), captured - less) if less > 0 else min(found.values())
+        return found
+
+    def _plan(self, fitted: Ledger, proposals: Proposals, proposer: Proposer) -> Plan:
+        winner = proposals.fitting[0]
+        options = options_of(winner)
         return Plan(
             feasible=True,
             budget_bytes=self.budget,
@@ -200,7 +211,7 @@ class _Planning:
             exactness=loosest([o.exactness for o in options]),
             levers=planned_levers(self.timed, options, self.levers, {"saved": winner.table.seconds * winner.combination.repeats}),
             alternatives=alternatives(winner, proposals),
-            reachable_bytes=self._reachable(proposals),
+            reachable_bytes=self._reachable(proposer, fitted.process_high_bytes),
             planning_seconds=time.monotonic() - self.started,
             step=fingerprint(self.step),
             times=self._times(),
@@ -215,15 +226,6 @@ class _Planning:
 def _empty(step: Step, budget: int, plain: Ledger, started: float) -> Plan:
     seconds = time.monotonic() - started
     return Plan(True, budget, plain.peak_bytes, plain.process_bytes, 1.0, "bitwise", (), planning_seconds=seconds, step=fingerprint(step))
-
-
-def _nothing(ledger: Ledger) -> int:
-    """A limit that no step stays under: every combination is weighed."""
-    return 0
-
-
-def _key(proposal: Proposal) -> str:
-    return repr(proposal.combination.options)
 
 
 def options_of(proposal: Proposal) -> tuple[Option, ...]:

@@ -78,7 +78,7 @@ def test_it_finds_what_trying_everything_finds(kinds: list[str], shares: list[fl
 @given(NETWORKS, SHARES, st.booleans())
 def test_a_larger_limit_is_never_slower(kinds: list[str], shares: list[float], disk: bool) -> None:
     search = search_of(network(kinds), disk)
-    lowest = search.fastest(0, 0.5) or search.lowest()
+    lowest = search.lowest(0.5)
     before = np.inf
     for limit in limits(lowest.peak, search.plain.peak, shares):
         found = search.fastest(limit, 1.0)
@@ -94,12 +94,24 @@ def test_a_limit_above_the_need_decides_nothing(kinds: list[str]) -> None:
     assert found is not None and found.ops == {} and found.seconds == 0.0
 
 
+@quickly
+@given(NETWORKS)
+def test_no_table_is_below_the_floor_and_the_lowest_is_near_it(kinds: list[str]) -> None:
+    search = search_of(network(kinds))
+    assume(1 <= len(search.candidates) <= 8)
+    lowest = min(peak for peak, _ in everything(search))
+    assert search.floor <= lowest <= search.plain.peak
+    assert search.lowest(5.0).peak <= lowest
+
+
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(NETWORKS, st.lists(st.sampled_from([None, RECOMPUTE, *TIMES, DISK, BITS]), min_size=1, max_size=6))
 def test_the_quick_evaluation_is_the_ledgers(kinds: list[str], words: list[str | None]) -> None:
     line = network(kinds)
     ops = {op: word for place, op in enumerate(sorted(line.made)) if (word := words[place % len(words)])}
-    outcome = search_of(line).evaluation.of(ops)
+    search = search_of(line)
+    outcome = search.evaluation.of(ops)
+    assert search.floor <= search.evaluation.of({**search.always, **{op: ops[op] for op in ops if op in search.candidates}}).peak
     assert outcome.peak == account(with_remakings(line, schedule(line, ops))).peak_bytes
     assert outcome.alive.max() == outcome.peak and outcome.seconds >= 0
 
@@ -109,7 +121,9 @@ def test_the_quick_evaluation_of_other_steps(name: str) -> None:
     trace = seen(SMALL_STEPS[name]()).trace
     assert trace is not None
     line = line_of(trace)
+    search = search_of(line)
     for word in (RECOMPUTE, *TIMES, DISK, BITS):
+        assert search.floor <= search.evaluation.of({**search.always, **dict.fromkeys(search.candidates, word)}).peak
         ops = dict.fromkeys(sorted(line.made), word)
         assert search_of(line).evaluation.of(ops).peak == account(with_remakings(line, schedule(line, ops))).peak_bytes
 
@@ -128,4 +142,11 @@ def test_a_search_that_only_asks_the_programme_would_be_noticed(monkeypatch: pyt
     monkeypatch.setattr("memfit.planner.search._FEW", 0)
     search = search_of(network(["linear", "tanh", "tanh", "tanh", "norm", "relu_"]))
     lowest = min(peak for peak, _ in everything(search))
-    assert lowest < search.plain.peak and search.fastest(lowest) is None
+    assert search.floor <= lowest < search.plain.peak and search.fastest(lowest) is None
+
+
+def test_a_floor_that_forgets_when_results_are_read_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it no limit would ever be called hopeless: it is as low as if nothing had to be there for backward."""
+    plain = search_of(network(["wide", "tanh", "wide", "norm"])).floor
+    monkeypatch.setattr("memfit.planner.search.windows_of", lambda line, storages: ())
+    assert search_of(network(["wide", "tanh", "wide", "norm"])).floor < plain

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -12,7 +13,7 @@ from memfit.capture.allocations import Allocations
 from memfit.capture.cuda_allocator import CachingAllocator
 from memfit.capture.heap import Slack, heap_slack
 from memfit.capture.loaders import loader_workers
-from memfit.records import Process, Trace
+from memfit.records import Ledger, Process, Trace
 from memfit.step import Step
 
 _WARM_UP = 45 * 2**20  # kernels' code, threads and their buffers, from the first step on (measured: 28 to 65 MiB)
@@ -78,6 +79,18 @@ def predicted_process(trace: Trace, step: Step, base: int) -> Process:
     else:
         base, unsure, slack = base + _WARM_UP, _WARM_UP_UNSURE, heap_slack(allocations)
     return Process(base, slack.low - unsure, slack.likely, slack.high + unsure, **workers.of_process())
+
+
+def warmed_up_once(later: Ledger, first: Ledger) -> Ledger:
+    """A later prediction of the same process: what was warmed up meanwhile is in its base already, and was counted once more."""
+    twice = max(0, min(_WARM_UP, later.process.base_bytes - first.process.base_bytes))
+    return replace(
+        later,
+        process_bytes=later.process_bytes - twice,
+        process_low_bytes=later.process_low_bytes - twice,
+        process_high_bytes=later.process_high_bytes - twice,
+        process=replace(later.process, base_bytes=later.process.base_bytes - twice),
+    )
 
 
 def _reserved_slack(allocations: Allocations) -> Slack:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from memfit.ledger.timeline import last_op
 from memfit.levers.saved.line import Line
 
 _SMALLEST_SHARE = 1 / 2000  # of the peak: smaller results are not worth a decision
@@ -41,19 +43,19 @@ def _can_be_made_again(line: Line, op: int, smallest: int) -> bool:
 
 def _candidate(line: Line, op: int, maker: dict[int, int]) -> Candidate:
     trace, storages = line.trace, line.made[op]
-    rows = [row for s in storages for row in line.kept.get(s, ())]
-    windows = sorted((trace.saved[row].read, line.ends[row]) for row in rows if trace.saved[row].read is not None)
     needs = {s for s0 in storages for writer in line.writers[s0] for s in line.needs[writer]} - set(storages)
     return Candidate(
         op,
         sum(trace.storages[s].bytes for s in storages),
         max(line.passing[s] for s in storages),
-        max(_died(line, s) for s in storages),
-        tuple((read, end) for read, end in windows if read is not None),
+        max(last_op(trace.storages[s], len(trace.ops)) for s in storages),
+        windows_of(line, storages),
         tuple(sorted({maker[s] for s in needs if s in maker})),
     )
 
 
-def _died(line: Line, s: int) -> int:
-    died = line.trace.storages[s].died
-    return len(line.trace.ops) - 1 if died is None else died
+def windows_of(line: Line, storages: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    """When autograd reads any of them, in order: [first op, last op] each."""
+    rows = [row for s in storages for row in line.kept.get(s, ())]
+    reads = ((line.trace.saved[row].read, line.ends[row]) for row in rows)
+    return tuple(sorted((read, end) for read, end in reads if read is not None))

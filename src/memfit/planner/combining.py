@@ -44,6 +44,11 @@ class Combination:
         return self.whole if self.divide is None else self.divide(self.whole, self.options[-1])
 
     @property
+    def words(self) -> frozenset[str]:
+        """The levers in it."""
+        return frozenset(option.lever for option in self.options)
+
+    @property
     def slowdown(self) -> float | None:
         """Of a combination that was measured as a whole: its time beside the plain step's. No table joins it."""
         return next((o.settings["measured_slowdown"] for o in self.options if "measured_slowdown" in o.settings), None)

@@ -62,8 +62,11 @@ def infeasible(
         "parameters, gradients and optimizer": _kept_by_all(plain),
     }
     filled = ", ".join(f"{what} {format_bytes(size)}" for what, size in parts.items() if size)
-    looser = {c: reachable[c] for c in EXACTNESS[EXACTNESS.index(allowed) + 1 :] if reachable.get(c, lowest) < lowest}
-    help_ = [f"allow {c}: {format_bytes(size)}" for c, size in looser.items()]
+    help_, least = [], lowest
+    for word in EXACTNESS[EXACTNESS.index(allowed) + 1 :]:
+        if reachable.get(word, least) < least:  # what a stricter class reaches as well is no reason to allow a looser one
+            least = reachable[word]
+            help_.append(f"allow {word}: {format_bytes(least)}")
     smaller = {name: size for name, size in variants.items() if size < lowest}
     help_ += [f"the variant {name!r}, as it is: {format_bytes(size)} (another training)" for name, size in smaller.items()]
     help_ += devices_that_would_help(plain, budget, lowest, split)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from memfit.levers.saved.line import line_of
-from memfit.planner.combining import Combination, Rewriter, combinations
+from memfit.planner.combining import Combination, Rewriter, combinations, is_allowed
 from memfit.planner.costs import seconds_of, slower_in_parts
 from memfit.planner.search import Search, Table
-from memfit.records import EXACTNESS, Ledger, Speeds
+from memfit.records import Ledger, Speeds
 
-Limit = Callable[[Ledger], int]
+Limit = Callable[[Combination], int]
 _AT_ONCE = 4  # combinations among which the time that is left is divided
 _LEAST_SECONDS = 0.1
 _SECONDS_OF_A_PART = 2e-5  # an operator: Python, and random draws that are cut up
@@ -35,20 +35,10 @@ class Proposal:
 
 @dataclass
 class Proposals:
-    """Everything that was weighed for one step."""
+    """What was found for one limit."""
 
     plain_seconds: float
-    fitting: list[Proposal] = field(default_factory=list)  # fastest first
-    lowest: Proposal | None = None
-    reachable: dict[str, int] = field(default_factory=dict)  # the lowest process under each class of exactness
-
-    def weigh(self, proposal: Proposal) -> None:
-        """Remember the lowest, whatever it costs."""
-        if self.lowest is None or proposal.process_high_bytes < self.lowest.process_high_bytes:
-            self.lowest = proposal
-        needed = max((EXACTNESS.index(option.exactness) for option in proposal.combination.options), default=0)
-        for word in EXACTNESS[needed:]:
-            self.reachable[word] = min(self.reachable.get(word, proposal.process_high_bytes), proposal.process_high_bytes)
+    fitting: list[Proposal]  # fastest first
 
 
 class Proposer:
@@ -58,33 +48,57 @@ class Proposer:
         self.speeds, self.disk = speeds, disk
         self.tables = "saved" in levers
         self.combinations = list(combinations(ledger, levers, allowed))
+        self._refused = set[frozenset[str]]()
         self._searches: dict[int, Search] = {}
         self._seconds: dict[int, float] = {}
         self._of_wholes: dict[int, tuple[float, int]] = {}  # seconds and ops of ledgers that are divided
 
     def propose(self, limit: Limit, seconds: float) -> Proposals:
-        """Weigh combinations; what stays under `limit`, the peak that a ledger's step may have, comes fastest first.
+        """Weigh combinations; what stays under `limit`, the peak that a combination's step may have, comes fastest first.
 
-        Those that are fastest without any table come first, and those that are slower than what was found are left out. When the time
-        is over and nothing fits, only those are still looked at that divide the batch most or need no table.
+        Those that are fastest without any table come first, and those that are slower than what was found are left out, as are those
+        that no table can bring under the limit. When the time is over, only those are still looked at that need no table, and in
+        the end only those that divide the batch most or not at all.
         """
-        result = Proposals(self._base(0))
+        fitting: list[Proposal] = []
         deadline = time.thread_time() + seconds
-        order = sorted(range(len(self.combinations)), key=self._at_least)
+        order = sorted(self._places(), key=self._at_least)
         most = max(combination.repeats for combination in self.combinations)
         for turn, place in enumerate(order):
-            if result.fitting and self._at_least(place) >= min(p.seconds for p in result.fitting):
+            if fitting and self._at_least(place) >= min(p.seconds for p in fitting):
                 break
-            left = deadline - time.thread_time()
-            if left < 0 and 1 < self.combinations[place].repeats < most and (left < -seconds or not self._fits_as_it_is(place, limit)):
+            left, combination = deadline - time.thread_time(), self.combinations[place]
+            between = 1 < combination.repeats < most
+            if between and (left < -seconds or (left < 0 and combination.ledger.peak_bytes > limit(combination))):
                 continue
-            self._weigh(place, limit, max(_LEAST_SECONDS, left / min(_AT_ONCE, len(order) - turn)), result)
-        result.fitting.sort(key=lambda proposal: (proposal.seconds, len(proposal.combination.options)))
-        return result
+            found = self._fastest(place, limit(combination), max(_LEAST_SECONDS, left / min(_AT_ONCE, len(order) - turn)))
+            fitting += [] if found is None else [found]
+        return Proposals(self._base(0), sorted(fitting, key=lambda p: (p.seconds, len(p.combination.options))))
 
-    def _fits_as_it_is(self, place: int, limit: Limit) -> bool:
-        ledger = self.combinations[place].ledger
-        return ledger.peak_bytes <= limit(ledger)
+    def lowest(self, allowed: str, seconds: float) -> Proposal | None:
+        """The lowest process of all, whatever it costs, with techniques of an exactness; None where every combination was refused.
+
+        As many as there is time for are looked at: those that divide the batch most, and need least as they are, come first.
+        """
+        places = [place for place in self._places() if all(is_allowed(option, allowed) for option in self.combinations[place].options)]
+        most = max((self.combinations[place].repeats for place in places), default=1)
+        places = [place for place in places if self.combinations[place].repeats in (1, most)]
+        places.sort(key=lambda place: (-self.combinations[place].repeats, self.combinations[place].whole.process_high_bytes))
+        deadline = time.thread_time() + seconds
+        found: list[Proposal] = []
+        for place in places:
+            left = deadline - time.thread_time()
+            if found and left < 0:
+                break
+            found.append(self._lowest(place, max(_LEAST_SECONDS, left / _AT_ONCE)))
+        return min(found, key=lambda p: (p.process_high_bytes, p.seconds), default=None)
+
+    def refuse(self, combination: Combination) -> None:
+        """Never propose these levers together again: the step did not take them."""
+        self._refused.add(combination.words)
+
+    def _places(self) -> list[int]:
+        return [place for place, combination in enumerate(self.combinations) if combination.words not in self._refused]
 
     def _at_least(self, place: int) -> float:
         """What `_base` gives or a little less, without making the line of a micro-batch: all of them together do the whole batch's work."""
@@ -125,20 +139,28 @@ class Proposer:
             self._searches[place] = Search(line_of(trace), seconds_of(trace, self.speeds), self.speeds, self.disk)
         return self._searches[place]
 
-    def _weigh(self, place: int, limit: Limit, seconds: float, result: Proposals) -> None:
-        search, combination = self._search(place), self.combinations[place]
+    def _has_tables(self, combination: Combination) -> bool:
+        return self.tables and combination.slowdown is None
+
+    def _fastest(self, place: int, limit: int, seconds: float) -> Proposal | None:
+        if self._has_tables(self.combinations[place]):
+            table = self._search(place).fastest(limit, seconds)
+            return None if table is None else self._proposal(place, table)
+        return self._untouched(place) if self.combinations[place].ledger.peak_bytes <= limit else None
+
+    def _lowest(self, place: int, seconds: float) -> Proposal:
+        if self._has_tables(self.combinations[place]):
+            return self._proposal(place, self._search(place).lowest(seconds))
+        return self._untouched(place)
+
+    def _untouched(self, place: int) -> Proposal:
+        return self._proposal(place, Table({}, self.combinations[place].ledger.peak_bytes, 0.0))
+
+    def _proposal(self, place: int, table: Table) -> Proposal:
+        combination = self.combinations[place]
         fixed, unsure = beside_the_peak(combination.ledger)
-        most = limit(combination.ledger)
-        tables = self.tables and combination.slowdown is None
-        untouched = Table({}, search.plain.peak, 0.0)
-        table = search.fastest(most, seconds) if tables else untouched if untouched.peak <= most else None
-        lowest = search.lowest() if tables else untouched
-        for found in {id(t): t for t in (table, lowest) if t is not None}.values():
-            whole = self._base(place) + found.seconds * combination.repeats * self._slower(combination)
-            proposal = Proposal(combination, found, whole, fixed + int(found.peak * unsure))
-            result.weigh(proposal)
-            if found is table:
-                result.fitting.append(proposal)
+        seconds = self._base(place) + table.seconds * combination.repeats * self._slower(combination)
+        return Proposal(combination, table, seconds, fixed + int(table.peak * unsure))
 
 
 def beside_the_peak(ledger: Ledger) -> tuple[int, float]:
@@ -147,11 +169,11 @@ def beside_the_peak(ledger: Ledger) -> tuple[int, float]:
     return fixed, (ledger.process_high_bytes - fixed) / ledger.peak_bytes
 
 
-def peak_inside(budget: int, most: int) -> Limit:
-    """The peak at which a process is still inside a budget, and at most `most`: what an earlier capture has shown to be too high."""
+def peak_inside(budget: int, believed_too_low: Mapping[frozenset[str], int]) -> Limit:
+    """The peak at which a process is still inside a budget, and so much below it as captures with the same levers came out higher."""
 
-    def limit(ledger: Ledger) -> int:
-        fixed, unsure = beside_the_peak(ledger)
-        return min(most, int((budget - fixed) / unsure))
+    def limit(combination: Combination) -> int:
+        fixed, unsure = beside_the_peak(combination.ledger)
+        return int((budget - believed_too_low.get(combination.words, 0) - fixed) / unsure)
 
     return limit

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
 
+from memfit.ledger.timeline import last_op
 from memfit.levers.saved import block_insides, masks, unread_inputs
 from memfit.levers.saved.line import Line
 from memfit.levers.saved.table import CACHE, DISK, RECOMPUTE, TIMES
-from memfit.planner.candidates import candidates_of
+from memfit.planner.candidates import candidates_of, windows_of
 from memfit.planner.evaluation import Evaluation, Outcome
 from memfit.planner.programme import Programme
 from memfit.records import Speeds
@@ -33,6 +35,10 @@ class Table:
     peak: int = 0
     seconds: float = 0.0
 
+    def beats(self, other: Table) -> bool:
+        """Whether it needs no more memory and no more time."""
+        return self.peak <= other.peak and self.seconds <= other.seconds
+
 
 class Search:
     """For one line; asked for several limits, it remembers what it tried."""
@@ -42,28 +48,47 @@ class Search:
         self.always = {**masks(line), **unread_inputs(line)}  # they cost next to nothing
         self.plain = self.evaluation.of({})
         self.candidates = candidates_of(line, self.plain.peak)
-        self.programme = Programme(self.candidates, len(seconds), self.evaluation.cost, disk)
+        self.disk = disk
         self.ways = [*TIMES, RECOMPUTE, *([DISK] if disk else [])]
         self.seeded = self._tried_every_choice = False
-        self.known: list[Table] = [Table({}, self.plain.peak, 0.0)]
+        self.known: list[Table] = [Table({}, self.plain.peak, 0.0)]  # of all that were tried, those that none beats in both
 
-    def _seed(self, line: Line, disk: bool) -> None:
+    @cached_property
+    def programme(self) -> Programme:
+        """Built when it is first asked."""
+        return Programme(self.candidates, len(self.evaluation.seconds), self.evaluation.cost, self.disk)
+
+    @cached_property
+    def floor(self) -> int:
+        """No table has a lower peak: at every moment, what would be left if each result were away whenever nobody reads it."""
+        line, left = self.evaluation.line, self.evaluation.of(self.always).alive[: len(self.evaluation.seconds)].copy()
+        for storage in (s for op in self.candidates for s in line.made[op]):
+            size, start = line.trace.storages[storage].bytes, line.passing[storage] + 1
+            died = last_op(line.trace.storages[storage], len(left))
+            left[start : died + 1] -= size
+            for first, last in _joined(windows_of(line, [storage])):
+                left[max(first, start) : min(last, died) + 1] += size
+        return int(left.max())
+
+    def _seed(self) -> None:
         """Tables people know: every block made again, at each grain of blocks, and everything on disk; the search starts from them too."""
+        self.seeded = True
         saved = {op for op, c in self.candidates.items() if c.windows}
-        for inside in block_insides(line):
+        for inside in block_insides(self.evaluation.line):
             self._try({op: CACHE for op in inside & self.candidates.keys()})
-            if disk:
+            if self.disk:
                 self._try({op: CACHE if op in inside else DISK for op in saved | (inside & self.candidates.keys())})
-        if disk:
+        if self.disk:
             self._try(dict.fromkeys(saved, DISK))
 
     def fastest(self, limit: int, seconds: float = 4.0) -> Table | None:
         """The fastest table found whose peak is at most `limit`; None where none was found."""
         deadline = time.thread_time() + seconds  # the search's own time: on a busy machine the same plan, only later
         if self.plain.peak > limit:
+            if self.floor > limit:
+                return None
             if not self.seeded:
-                self.seeded = True
-                self._seed(self.evaluation.line, self.programme.disk)
+                self._seed()
             if len(self.candidates) <= _FEW:
                 self._try_every_choice()
             for tighter in _TIGHTER if len(self.candidates) > _FEW else ():
@@ -76,15 +101,20 @@ class Search:
             best = self._exchange(self._polish(best, limit, deadline), limit, deadline)
         return best
 
-    def lowest(self) -> Table:
-        """The table with the lowest peak of all that were tried."""
+    def lowest(self, seconds: float) -> Table:
+        """The table with the lowest peak that is found in that time, or was before."""
+        self.fastest(self.floor, seconds)
+        return self._lowest_known()
+
+    def _lowest_known(self) -> Table:
         return min(self.known, key=lambda table: (table.peak, table.seconds))
 
     def _try(self, ops: dict[int, str]) -> tuple[Table, Outcome]:
         ops = {**self.always, **ops}
         outcome = self.evaluation.of(ops)
         table = Table(ops, outcome.peak, outcome.seconds)
-        self.known.append(table)
+        if not any(known.beats(table) for known in self.known):
+            self.known = [known for known in self.known if not table.beats(known)] + [table]
         return table, outcome
 
     def _propose(self, aim: int, limit: int, deadline: float) -> None:
@@ -107,7 +137,7 @@ class Search:
 
     def _descend(self, limit: int, deadline: float) -> None:
         """From the lowest table known, and from those that make everything again, until one fits."""
-        starts = [self.lowest().ops, *(dict.fromkeys(self.candidates, way) for way in (RECOMPUTE, CACHE))]
+        starts = [self._lowest_known().ops, *(dict.fromkeys(self.candidates, way) for way in (RECOMPUTE, CACHE))]
         for start in starts:
             self._descend_from(start, limit, deadline)
             if time.thread_time() > deadline or any(t.peak <= limit for t in self.known):
@@ -186,6 +216,15 @@ class Search:
             for ways in product((None, RECOMPUTE), repeat=len(self.candidates)):
                 self._try({op: way for op, way in zip(self.candidates, ways, strict=True) if way})
             self._tried_every_choice = True
+
+
+def _joined(windows: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """Stretches in order, those that touch made one."""
+    reached = -1
+    for first, last in sorted(windows):
+        if last > reached:
+            yield max(first, reached + 1), last
+            reached = last
 
 
 def _excess(outcome: Outcome, limit: int) -> float:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
 
 from memfit.levers import LEVERS
 from memfit.levers.microbatch import MicroBatch
-from memfit.planner.proposing import Proposer
+from memfit.planner.proposing import Proposer, peak_inside
 from memfit.records import Ledger, Option, Speeds
 from quick_ledgers import seen
 from small_steps import convolutional_3d, dense, transformer
@@ -32,16 +33,43 @@ def proposer(make: Any = dense) -> tuple[Proposer, Counted]:
 
 def test_micro_batches_are_not_worked_out_where_nothing_has_to_be_done() -> None:
     ours, split = proposer()
-    found = ours.propose(lambda ledger: 2**40, 1.0)
+    found = ours.propose(lambda combination: 2**40, 1.0)
     assert len(ours.combinations) > 3 and split.sizes == [] and found.fitting[0].combination.options == ()
 
 
-def test_without_time_and_without_luck_only_the_smallest_parts_are_tried() -> None:
-    ours, split = proposer()
-    found = ours.propose(lambda ledger: 0, -1.0)
-    assert split.sizes == [1] and not found.fitting and found.lowest is not None
-    ours.propose(lambda ledger: 0, 60.0)
-    assert len(split.sizes) == len(ours.combinations) - 1  # with time, all of them
+def test_the_lowest_is_looked_for_where_the_batch_is_divided_most() -> None:
+    ours, split = proposer(convolutional_3d)
+    found = ours.lowest("reordered", -1.0)
+    assert split.sizes == [1] and found is not None and found.combination.repeats == ours.combinations[0].whole.batch_size
+    assert (whole := ours.lowest("bitwise", -1.0)) is not None and whole.combination.options == ()
+    assert found.process_high_bytes < whole.process_high_bytes
+
+
+def test_what_no_table_can_bring_under_the_limit_takes_no_time() -> None:
+    ours, _ = proposer(convolutional_3d)
+    lowest = ours.lowest("reordered", 1.0)
+    assert lowest is not None and not ours.propose(lambda combination: 0, 60.0).fitting
+    started = time.thread_time()
+    found = ours.propose(lambda combination: lowest.peak_bytes, 60.0).fitting
+    assert found and found[0].peak_bytes <= lowest.peak_bytes and time.thread_time() - started < 20.0
+
+
+def test_what_a_step_did_not_take_is_not_proposed_again() -> None:
+    ours, _ = proposer(convolutional_3d)
+    lowest = ours.lowest("reordered", 0.1)
+    assert lowest is not None and lowest.combination.words == {"microbatch"}
+    ours.refuse(lowest.combination)
+    again = ours.lowest("reordered", 0.1)
+    assert again is not None and again.combination.words == frozenset()
+    ours.refuse(again.combination)
+    assert ours.lowest("reordered", 0.1) is None and not ours.propose(lambda combination: 2**40, 1.0).fitting
+
+
+def test_captures_that_came_out_higher_lower_the_limit_for_the_same_levers_only() -> None:
+    ours, _ = proposer()
+    plain, divided = ours.combinations[0], ours.combinations[1]
+    before, after = (peak_inside(2**30, learnt) for learnt in ({}, {divided.words: 2**20}))
+    assert after(plain) == before(plain) and 0 < before(divided) - after(divided) <= 2**20
 
 
 @pytest.mark.parametrize("make", [dense, convolutional_3d, lambda: transformer(0.0)])
