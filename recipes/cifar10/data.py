@@ -43,7 +43,9 @@ class Images:
 
 
 def load(directory: Path) -> Images:
-    """The first of the known forms that the directory has."""
+    """The first of the known forms that the directory has; the npz or the archive itself may be named, too."""
+    if directory.is_file():
+        return _from_file(directory)
     if not directory.is_dir():
         raise DataError(f"{directory} is not a directory: give the one that holds CIFAR-10, or --data synthetic.")
     for folder in (directory / _FOLDER, directory):
@@ -58,6 +60,14 @@ def load(directory: Path) -> Images:
         f"{directory} has no CIFAR-10: neither {_ARCHIVE} (from https://www.cs.toronto.edu/~kriz/cifar.html), nor {_FOLDER}/, "
         "nor an npz file with x_train, y_train, x_test, y_test. Name another directory, or give --data synthetic."
     )
+
+
+def _from_file(path: Path) -> Images:
+    if path.suffix != ".npz":
+        return _from_archive(path)
+    if found := _from_npz(path):
+        return found
+    raise DataError(f"{path} has no x_train, y_train, x_test, y_test: give an npz file with all four, or --data synthetic.")
 
 
 def _reader(folder: Path) -> Callable[[str], bytes]:

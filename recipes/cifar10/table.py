@@ -6,19 +6,14 @@ python recipes/cifar10/table.py [--data-dir DIR]
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeVar
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs from anywhere
-
 
 import memfit
 from memfit.capture.loaders import loader_workers
@@ -30,10 +25,9 @@ from recipes.cifar10 import data
 from recipes.cifar10.curves import BATCH, INTO_THE_SECOND, MICRO, STEPS, Curve, curve, make_documented_step
 from recipes.cifar10.train import make_step
 from recipes.cifar10.training import documented_epoch
-from recipes.kit.measuring import Measured, Way, measure
+from recipes.kit.measuring import Measured, Way, apart, measure
 from recipes.kit.tables import write_block, write_table
 
-Result = TypeVar("Result")
 README = Path(__file__).with_name("README.md")
 BUDGETS = {"h2q": "1000MiB", "baseline": "600MiB"}
 TIGHT = {"h2q": "750MiB", "baseline": "530MiB"}  # about the lowest that memfit reaches
@@ -165,12 +159,6 @@ def _end_of(printed: str) -> str:
     """From memfit's line on; of lines written over themselves, the last."""
     lines = [line.rpartition("\r")[2] for line in printed.split("\n")]
     return "\n".join(lines[next(number for number, line in enumerate(lines) if line.startswith("memfit:")) :])
-
-
-def apart(function: Callable[..., Result], *values: Any) -> Result:
-    """The function's answer, from a process that has done nothing else."""
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        return pool.submit(function, *values).result()
 
 
 def main() -> None:

@@ -31,10 +31,14 @@ def training_call(step: memfit.Step, budget: str, allow: str, console: Console, 
         fitted = memfit.fit(
             step, budget, allow=allow, smaller_batch=smaller_batch, progress=lambda words: status.update(f"memfit: {words}")
         )
-    used = " + ".join(f"{lever.name} ({lever.option})" for lever in fitted.plan.levers) or "nothing to do, it fits as it is"
     sizes = f"{format_bytes(fitted.baseline.process_bytes)} → {format_bytes(fitted.plan.predicted_process_bytes)} predicted"
-    console.print(f"memfit: {used}; {sizes}; {proof_in_words(fitted.verdict)}")
+    console.print(f"memfit: {levers_in_words(fitted.plan)}; {sizes}; {proof_in_words(fitted.verdict)}")
     return fitted
+
+
+def levers_in_words(plan: memfit.Plan) -> str:
+    """What a plan does."""
+    return " + ".join(f"{lever.name}: {lever.option}" for lever in plan.levers) or "nothing to do"
 
 
 def proof_in_words(verdict: memfit.Verdict) -> str:

@@ -17,7 +17,7 @@ import memfit
 from memfit.applying import apply_plan
 from memfit.capture.process import HighWaterMark
 from memfit.units import parse_bytes
-from recipes.kit.budget import proof_in_words
+from recipes.kit.budget import levers_in_words, proof_in_words
 
 Result = TypeVar("Result")
 
@@ -97,13 +97,13 @@ def _serve(way: Way, pipe: Connection) -> None:
     step, plan, verdict = _built(way), "", ""
     if way.budget is not None:
         try:
-            fitting, verdict = _apart(_planned, way)
+            fitting, verdict = apart(_planned, way)
         except memfit.MemfitError as error:
             pipe.recv()
             pipe.send(Measured(way.name, refused=str(error)))
             return
         apply_plan(step, fitting)
-        plan = " + ".join(f"{lever.name}: {lever.option}" for lever in fitting.levers) or "nothing to do"
+        plan = levers_in_words(fitting)
     while True:
         try:
             what = pipe.recv()
@@ -129,10 +129,10 @@ def _planned(way: Way) -> tuple[memfit.Plan, str]:
     return plan, proof_in_words(verdict)
 
 
-def _apart(function: Callable[[Way], Result], way: Way) -> Result:
-    """The function's answer, from a process of its own: what a proof leaves in the heap is not what training takes."""
+def apart(function: Callable[..., Result], *values: Any) -> Result:
+    """The function's answer, from a process that has done nothing else: what a proof leaves in the heap is not what training takes."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        return pool.submit(function, way).result()
+        return pool.submit(function, *values).result()
 
 
 def _memory(name: str, step: memfit.Step) -> Measured:

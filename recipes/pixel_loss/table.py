@@ -21,6 +21,7 @@ from memfit.capture.simulation import built_without_memory
 from memfit.levers import LEVERS
 from memfit.records import Plan, PlannedLever
 from memfit.units import format_bytes
+from recipes.kit.budget import levers_in_words
 from recipes.kit.measuring import Measured, Way, measure
 from recipes.kit.tables import write_table
 from recipes.pixel_loss.loss import Chunks
@@ -81,11 +82,6 @@ def planned(case: Case, share: float) -> Plan | None:
         return None
 
 
-def levers_of(plan: Plan) -> str:
-    """In words."""
-    return " + ".join(f"{lever.name}: {lever.option}" for lever in plan.levers) or "nothing to do"
-
-
 def predicted_rows(case: Case) -> list[list[str]]:
     """What each way is predicted to need."""
     original = memfit.profile(simulated(case), simulate=True).peak_bytes
@@ -94,7 +90,7 @@ def predicted_rows(case: Case) -> list[list[str]]:
     for share in case.shares:
         if plan := planned(case, share):
             cost = f"{plan.predicted_slowdown:.2f}"
-            rows.append([case.name, f"memfit, {levers_of(plan)}", *_saved(plan.predicted_peak_bytes, original), cost])
+            rows.append([case.name, f"memfit, {levers_in_words(plan)}", *_saved(plan.predicted_peak_bytes, original), cost])
     return rows
 
 
@@ -109,7 +105,7 @@ def measured_rows(case: Case, folder: Path) -> list[list[str]]:
         if plan := planned(case, share):
             path = folder / f"{case.image_size}_{case.batch_size}_{share}.json"
             plan.save(path)
-            ways.append(Way(f"memfit, {levers_of(plan)}", f"{HERE}:make_planned", {**sizes, "plan": str(path)}))
+            ways.append(Way(f"memfit, {levers_in_words(plan)}", f"{HERE}:make_planned", {**sizes, "plan": str(path)}))
     found = measure(ways, rounds=2)
     return [_measured_row(case, result, found[0]) for result in found]
 

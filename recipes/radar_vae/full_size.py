@@ -8,7 +8,6 @@ With `--samples` only so many of the 8 are run, one after the other as planned; 
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 import sys
 import time
 from dataclasses import dataclass
@@ -24,6 +23,8 @@ from memfit.capture.memory_events import MemoryEvents, peak_of
 from memfit.capture.process import HighWaterMark
 from memfit.capture.simulation import built_without_memory
 from memfit.units import format_bytes
+from recipes.kit.budget import levers_in_words
+from recipes.kit.measuring import apart
 from recipes.kit.tables import write_table
 from recipes.radar_vae.model import GRID
 from recipes.radar_vae.train_latent_diffusion import make_documented_step, make_step
@@ -42,12 +43,7 @@ class Ran:
 
 
 def ran(batch: int, samples: int, plan: memfit.Plan | None = None) -> Ran:
-    """In a process of its own: nothing of another run is left in it."""
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        return pool.apply(_run, (batch, samples, plan))
-
-
-def _run(batch: int, samples: int, plan: memfit.Plan | None) -> Ran:
+    """A step that has its states, run once; to be called in a process of its own."""
     step = make_step("standard", batch, GRID)
     _make_states(step)
     if plan is not None:
@@ -78,8 +74,8 @@ def main() -> None:
     documented = built_without_memory(make_documented_step)
     plain = memfit.profile(documented, simulate=True)
     plans = [memfit.plan(documented, plain.process_bytes // share) for share in (7, 12)]
-    one = ran(1, 1)
-    found = [ran(8, samples, plan) for plan in plans]
+    one = apart(ran, 1, 1)
+    found = [apart(ran, 8, samples, plan) for plan in plans]
     write_rows(plain, plans, one, found)
 
 
@@ -90,10 +86,9 @@ def write_rows(plain: memfit.Ledger, plans: list[memfit.Plan], one: Ran, found: 
         ["original, batch 1", "", *_cells(one, plain, one), ""],
     ]
     for plan, fitted in zip(plans, found, strict=True):
-        levers = " + ".join(f"{lever.name}: {lever.option}" for lever in plan.levers)
         run = "" if fitted.samples == 8 else f", {fitted.samples} of its samples run"
         share = f"memfit, batch 8{run}, budget {format_bytes(plan.budget_bytes)}"
-        rows.append([share, format_bytes(plan.predicted_process_bytes), *_cells(fitted, plain, one), levers])
+        rows.append([share, format_bytes(plan.predicted_process_bytes), *_cells(fitted, plain, one), levers_in_words(plan)])
     header = ["standard, whole grid", "process, predicted", "process, measured", "peak, measured", "CPU time per sample", "plan"]
     write_table(README, "full", header, rows)
 

@@ -107,6 +107,7 @@ def test_the_three_forms_of_the_data_are_the_same_pictures(tmp_path: Path) -> No
     with tarfile.open(tmp_path / "archive" / "cifar-10-python.tar.gz", "w:gz") as archive:
         archive.add(folder, arcname="cifar-10-batches-py")
     forms = [tmp_path / "folder", folder, tmp_path / "archive", _npz(tmp_path / "npz")]
+    forms += [tmp_path / "archive" / "cifar-10-python.tar.gz", next(forms[-1].glob("*.npz"))]
     for found in map(data.load, forms):
         assert torch.equal(found.train, made.train) and torch.equal(found.train_labels, made.train_labels)
         assert torch.equal(found.test, made.test) and torch.equal(found.test_labels, made.test_labels)
@@ -120,6 +121,9 @@ def test_data_that_is_not_there_or_not_data_is_told(tmp_path: Path) -> None:
     (tmp_path / "cifar-10-python.tar.gz").write_bytes(b"half a download")
     with pytest.raises(data.DataError, match="download it again"):
         data.load(tmp_path)
+    np.savez(tmp_path / "others.npz", x=np.zeros(3))
+    with pytest.raises(data.DataError, match="has no x_train, y_train, x_test, y_test"):
+        data.load(tmp_path / "others.npz")
 
 
 def test_a_pickle_that_would_run_something_is_refused(tmp_path: Path) -> None:

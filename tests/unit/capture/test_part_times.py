@@ -39,7 +39,7 @@ def test_a_call_on_some_of_the_samples() -> None:
     assert sizes_of(aten.mm.default, meta(3, 5), meta(5, 7)) is None  # nothing of a batch in it
 
 
-def test_small_parts_cost_no_less(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_size_between_two_that_were_timed_costs_something_between(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MEMFIT_CACHE", str(tmp_path))
     monkeypatch.setattr(op_times, "_GIVEN_UP", set())
     net = nn.Sequential(nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 512))
@@ -50,7 +50,7 @@ def test_small_parts_cost_no_less(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     costs = part_costs(known, calls, lambda words: None)
     assert [size for size, _ in costs] == [1, 2, 4, 8]
     found = replace(known, part_costs=costs)
-    assert slower_in_parts(found, 16) == 1.0 and slower_in_parts(found, 1) == costs[0][1] >= costs[-1][1] >= 1.0
+    assert slower_in_parts(found, 16) == 1.0 and slower_in_parts(found, 1) == costs[0][1]
     assert min(costs[1][1], costs[2][1]) <= slower_in_parts(found, 3) <= max(costs[1][1], costs[2][1])
     assert slower_in_parts(known, 1) == 1.0  # not measured
 
