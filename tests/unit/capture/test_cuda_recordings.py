@@ -19,6 +19,7 @@ import pytest
 
 from memfit.capture.cuda_allocator import CachingAllocator
 
+MIB = 2**20
 TRACES = Path(__file__).resolve().parents[4] / "shared/data/gpu/traces"
 Event = tuple[str, int, int]  # action, size, address
 
