@@ -110,12 +110,12 @@ def training(points: Path | None) -> None:
 
 def stages(folder: Path, data: list[str], more: list[str]) -> list[list[str]]:
     """The flags of the three commands, one after the other."""
-    common = [*data, "--max_samples", "128", "--output-dir", str(folder), "--lr", "1e-3", "--num_workers", "0"]
-    vae = ["--vae_type", "ultra_lightweight", "--grid", "8", "64", "64", "--batch_size", "8", "--vae_epochs", "6"]
+    common = [*data, "--max_samples", "128", "--output-dir", str(folder), "--num_workers", "0", "--batch_size", "8"]
+    vae = ["--vae_type", "ultra_lightweight", "--grid", "8", "64", "64", "--lr", "1e-3", "--vae_epochs", "6"]
     checkpoints = ["--vae_ckpt", str(folder / "vae/last.pt"), "--ldm_ckpt", str(folder / "ldm/last.pt")]
     return [
         ["--mode", "train_vae", *common, *vae, *more],
-        ["--mode", "train_ldm", *common, *checkpoints, "--batch_size", "16", "--ldm_epochs", "18"],
+        ["--mode", "train_ldm", *common, *checkpoints, "--lr", "3e-4", "--ldm_epochs", "12"],
         ["--mode", "sample", *common, *checkpoints],
     ]
 

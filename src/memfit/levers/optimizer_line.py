@@ -118,11 +118,12 @@ def in_backward(trace: Trace) -> Trace:
     after: dict[int, list[tuple[int, Op]]] = {}  # the updates to come after a backward op, with the gradient each frees
     moved: set[int] = set()
     emptied: set[int] = set()
+    touched = _last_touches(trace)
     for update in updates_in(trace):
         moved |= set(update.ops)
         emptied |= set(update.temporaries)
         for gradient, op in _single_updates(trace, update):
-            after.setdefault(_completed(trace, gradient, op.loss), []).append((gradient, op))
+            after.setdefault(touched[op.loss, gradient], []).append((gradient, op))
     return _relined(trace, after, moved, emptied)
 
 
@@ -137,10 +138,10 @@ def _single_updates(trace: Trace, update: Update) -> Iterator[tuple[int, Op]]:
         yield gradient, replace(first, name="optimizer.step", inputs=(gradient,), outputs=(), workspace=taken, seconds=took)
 
 
-def _completed(trace: Trace, gradient: int, loss: str) -> int:
-    """The last backward op that touches a gradient."""
-    touches = (n for n, op in enumerate(trace.ops) if op.phase == "backward" and gradient in (*op.inputs, *op.outputs))
-    return max(n for n in touches if trace.ops[n].loss == loss)
+def _last_touches(trace: Trace) -> dict[tuple[str, int], int]:
+    """By loss and storage: the last backward op that reads or writes it. A gradient is complete then."""
+    ops = ((n, op) for n, op in enumerate(trace.ops) if op.phase == "backward")
+    return {(op.loss, s): n for n, op in ops for s in (*op.inputs, *op.outputs)}
 
 
 def _relined(trace: Trace, after: dict[int, list[tuple[int, Op]]], moved: set[int], emptied: set[int]) -> Trace:
