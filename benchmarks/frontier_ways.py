@@ -20,7 +20,8 @@ from memfit.captured_lever import with_captured
 from memfit.compiling import measured_compile
 from memfit.levers import LEVERS
 from memfit.planner.proposing import Proposer
-from memfit.planning import options_of, rows_of, seen_with_times
+from memfit.planning import options_of, rows_of
+from memfit.timed_ledgers import seen_with_times
 
 BUDGETS = (1.0, 0.5, 0.2, 0.05)  # of torch.compile's activation_memory_budget
 _MEMFIT = ("saved", "microbatch", "attention")

@@ -87,6 +87,7 @@ def fit(
     budget: str | int,
     *,
     allow: str = "reordered",
+    host_budget: str | int | None = None,
     smaller_batch: Batch = None,
     levers: Mapping[str, Lever] = LEVERS,
     progress: Callable[[str], None] = lambda words: None,
@@ -105,7 +106,7 @@ def fit(
     (True, (), True)
     >>> fitted.undo()
     """
-    found = planned(step, budget, allow=allow, levers=levers, progress=progress)
+    found = planned(step, budget, allow=allow, host_budget=host_budget, levers=levers, progress=progress)
     progress("verifying the plan")
     verdict = prove(step, found.plan, found.plain, _STEPS, parse_bytes(budget), smaller_batch, levers, progress)
     if verdict.exactness not in _NEVER_EQUIVALENT and not _nothing_could_be_compared(verdict):

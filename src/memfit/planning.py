@@ -4,28 +4,28 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from memfit.applying import apply_levers, option_of
 from memfit.capture import capture
-from memfit.capture.op_times import OpCalls, timed
-from memfit.capture.part_times import part_costs
+from memfit.capture.op_times import OpCalls
 from memfit.capture.process import warmed_up_once
-from memfit.capture.simulation import built_without_memory
-from memfit.capture.speeds import speeds_here
+from memfit.capture.speeds import speeds_of
 from memfit.captured_lever import with_captured
 from memfit.errors import Infeasible, MemfitError
 from memfit.fingerprint import fingerprint
+from memfit.host_memory import host_room_of, put_on_host
 from memfit.ledger import account
 from memfit.levers import LEVERS, CannotApply, Lever
 from memfit.levers.architecture import ArchitectureLever
 from memfit.levers.saved import table_option
-from memfit.planner.costs import seconds_of, timed_share
+from memfit.planner.costs import timed_share
 from memfit.planner.explaining import alternatives, infeasible, planned_levers
 from memfit.planner.proposing import Proposal, Proposals, Proposer, peak_inside
 from memfit.profiling import profile
 from memfit.records import EXACTNESS, Ledger, Option, Plan, PlannedLever, loosest
 from memfit.step import Step
+from memfit.timed_ledgers import seen_with_times, variants_of, with_times
 from memfit.units import parse_bytes
 
 _A_LITTLE = 1 << 20
@@ -50,10 +50,13 @@ def plan(
     *,
     allow: str = "reordered",
     device: str | None = None,
+    host_budget: str | int | None = None,
     levers: Mapping[str, Lever] = LEVERS,
     progress: Callable[[str], None] = lambda words: None,
 ) -> Plan:
     """The fastest plan whose process stays inside the budget, captured once more before it is shown; Infeasible where there is none.
+
+    `host_budget` limits what the process and its workers take of the host's memory, where the device has memory of its own.
 
     >>> import torch
     >>> net = torch.nn.Linear(8, 8)
@@ -61,7 +64,7 @@ def plan(
     >>> plan(step, "8GiB").levers  # a budget above the need changes nothing
     ()
     """
-    return planned(step, budget, allow=allow, device=device, levers=levers, progress=progress).plan
+    return planned(step, budget, allow=allow, device=device, host_budget=host_budget, levers=levers, progress=progress).plan
 
 
 def planned(
@@ -70,6 +73,7 @@ def planned(
     *,
     allow: str = "reordered",
     device: str | None = None,
+    host_budget: str | int | None = None,
     levers: Mapping[str, Lever] = LEVERS,
     progress: Callable[[str], None] = lambda words: None,
     explain: bool = True,
@@ -81,6 +85,7 @@ def planned(
         raise MemfitError(f"There is no exactness {allow!r}: allow one of {', '.join(EXACTNESS)}.")
     calls, half = OpCalls(), "precision" in levers and EXACTNESS.index(allow) >= EXACTNESS.index("rounded")
     plain = account(capture(step, True, device, progress, calls, half))
+    host_room = host_room_of(plain, host_budget)
     if plain.process_high_bytes <= budget_bytes:
         return Planned(_empty(step, budget_bytes, plain, started), plain, plain)
     costed = with_times(plain, calls, progress)
@@ -89,34 +94,7 @@ def planned(
     if allow == "altered" and "architecture" in levers:
         levers = {**levers, "architecture": ArchitectureLever(variants_of(step, device, progress))}
     progress("weighing techniques")
-    return _Planning(step, budget_bytes, plain, costed, allow, device, levers, progress, started).planned(explain)
-
-
-def variants_of(step: Step, device: str | None, progress: Callable[[str], None] = lambda words: None) -> dict[str, Ledger]:
-    """The ledgers of the steps that the user would accept as well, each built without memory and simulated, with times."""
-    found = {}
-    for name, build in step.variants.items():
-        progress(f"simulating the variant {name!r}")
-        found[name] = seen_with_times(built_without_memory(build), device, progress=progress)
-    return found
-
-
-def seen_with_times(
-    step: Step, device: str | None = None, half: bool = False, progress: Callable[[str], None] = lambda words: None
-) -> Ledger:
-    """A step simulated as it is now, with what its ops cost."""
-    calls = OpCalls()
-    return with_times(account(capture(step, True, device, progress, calls, half)), calls, progress)
-
-
-def with_times(plain: Ledger, calls: OpCalls, progress: Callable[[str], None] = lambda words: None) -> Ledger:
-    """A simulated step's ledger with the seconds its ops take on this machine; as it was for a device that is not here."""
-    assert plain.trace is not None
-    if not calls.by_op:
-        return plain
-    trace = timed(plain.trace, calls, seconds_of(plain.trace, speeds_here()).tolist(), progress)
-    seconds, costs = float(seconds_of(trace, speeds_here()).sum()), part_costs(trace, calls, progress)
-    return replace(plain, trace=replace(trace, step_seconds=seconds, part_costs=costs), step_seconds=seconds)
+    return _Planning(step, budget_bytes, plain, costed, allow, device, host_room, levers, progress, started).planned(explain)
 
 
 @dataclass
@@ -127,6 +105,7 @@ class _Planning:
     timed: Ledger  # the same with what its ops cost
     allow: str
     device: str | None
+    host_room: float
     levers: Mapping[str, Lever]
     progress: Callable[[str], None]
     started: float
@@ -135,7 +114,7 @@ class _Planning:
 
     def planned(self, explain: bool) -> Planned:
         """Propose, apply to simulated tensors, capture: what does not fit then is never shown. In the end the lowest of all is tried."""
-        proposer = Proposer(self.timed, self.levers, self.allow, speeds_here())
+        proposer = self._proposer(self.allow)
         for seconds in _SEARCH_SECONDS:
             proposals = proposer.propose(peak_inside(self.budget, self.believed_too_low), seconds)
             if not proposals.fitting:
@@ -149,6 +128,9 @@ class _Planning:
             if len(self.seen) > known:
                 break
         raise self._impossible(proposer, explain)
+
+    def _proposer(self, allowed: str) -> Proposer:
+        return Proposer(self.timed, self.levers, allowed, speeds_of(self.plain.device), self.host_room)
 
     def _fitted(self, winner: Proposal, proposer: Proposer) -> Ledger | None:
         """The proposal's own ledger if it is inside the budget; if not, it is remembered by how much it was believed too low."""
@@ -194,7 +176,7 @@ class _Planning:
         self.progress("weighing what looser classes would reach")
         here, found = proposer.lowest(self.allow, _REACHABLE_SECONDS), {self.allow: captured}
         for word in EXACTNESS[EXACTNESS.index(self.allow) + 1 :]:
-            there = Proposer(self.timed, self.levers, word, speeds_here()).lowest(word, _LOWEST_SECONDS)
+            there = self._proposer(word).lowest(word, _LOWEST_SECONDS)
             less = here.process_high_bytes - there.process_high_bytes if here and there else 0
             found[word] = min(*found.values(), captured - less) if less > 0 else min(found.values())
         return found
@@ -214,18 +196,30 @@ class _Planning:
             reachable_bytes=self._reachable(proposer, fitted.process_high_bytes),
             planning_seconds=time.monotonic() - self.started,
             step=fingerprint(self.step),
+            predicted_host_bytes=self.plain.process.host_bytes + put_on_host(winner),
             times=self._times(),
         )
 
     def _times(self) -> str:
         assert self.timed.trace is not None
-        share = timed_share(self.timed.trace, speeds_here())
+        share = timed_share(self.timed.trace, speeds_of(self.plain.device))
         return "measured" if share > _NEARLY_ALL else "measured in part" if share else "estimated"
 
 
 def _empty(step: Step, budget: int, plain: Ledger, started: float) -> Plan:
     seconds = time.monotonic() - started
-    return Plan(True, budget, plain.peak_bytes, plain.process_bytes, 1.0, "bitwise", (), planning_seconds=seconds, step=fingerprint(step))
+    return Plan(
+        True,
+        budget,
+        plain.peak_bytes,
+        plain.process_bytes,
+        1.0,
+        "bitwise",
+        (),
+        planning_seconds=seconds,
+        step=fingerprint(step),
+        predicted_host_bytes=plain.process.host_bytes,
+    )
 
 
 def options_of(proposal: Proposal) -> tuple[Option, ...]:

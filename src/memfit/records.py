@@ -183,6 +183,7 @@ class Process:
     prefetch: int = 0  # batches each worker fetches ahead
     cached_bytes: int = 0  # of base_bytes: samples that the dataset keeps
     workers_draw: bool = False  # samples take random numbers, so that another number of workers draws others
+    host_bytes: int = 0  # where the device has memory of its own: what the process and its workers take of the host's
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,6 +259,7 @@ class Speeds:
     bytes: float = 5e9
     disk: float = 1e9
     bits: float = 1e9  # packed to bits, or unpacked
+    host: float = 1e10  # copied between a device and its host
     measured: bool = False
 
 
@@ -333,6 +335,7 @@ class Plan(Record):
     reachable_bytes: dict[str, int] = field(default_factory=dict)  # the lowest peak under each class of exactness
     planning_seconds: float = 0.0
     step: dict[str, str] = field(default_factory=dict)  # readable facts that tell the step it was made for
+    predicted_host_bytes: int = 0  # where the device has memory of its own: of the host's, with what is put away there
     times: str = ""  # what costs rest on: "measured" on this machine op by op, "measured in part", "estimated"; "" where nothing costs
 
 

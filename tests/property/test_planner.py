@@ -17,6 +17,7 @@ from memfit.levers.saved.line import Line, line_of
 from memfit.levers.saved.rewriting import with_remakings
 from memfit.levers.saved.schedule import schedule
 from memfit.levers.saved.table import BITS, DISK, RECOMPUTE, TIMES
+from memfit.planner.away import Away, away_from
 from memfit.planner.costs import seconds_of
 from memfit.planner.search import Search
 from memfit.records import Speeds
@@ -47,7 +48,7 @@ def network(kinds: list[str]) -> Line:
 
 
 def search_of(line: Line, disk: bool = False) -> Search:
-    return Search(line, seconds_of(line.trace, SPEEDS), SPEEDS, disk)
+    return Search(line, seconds_of(line.trace, SPEEDS), SPEEDS, away_from("cpu") if disk else Away())
 
 
 def everything(search: Search) -> list[tuple[int, float]]:
@@ -138,7 +139,7 @@ def test_an_evaluation_that_forgets_remakings_would_be_noticed() -> None:
 
 def test_a_search_that_only_asks_the_programme_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Following single changes and choices is what finds the lowest tables: without it a limit that can be kept is out of reach."""
-    monkeypatch.setattr(Search, "_descend", lambda self, limit, deadline: None)
+    monkeypatch.setattr(Search, "_descend", lambda self, limit, soon, deadline: None)
     monkeypatch.setattr("memfit.planner.search._FEW", 0)
     search = search_of(network(["linear", "tanh", "tanh", "tanh", "norm", "relu_"]))
     lowest = min(peak for peak, _ in everything(search))

@@ -14,10 +14,12 @@ from memfit.captured_lever import with_captured
 from memfit.levers import LEVERS, Lever
 from memfit.levers.saved import table_option
 from memfit.levers.saved.line import line_of
+from memfit.planner.away import away_from
 from memfit.planner.costs import seconds_of
 from memfit.planner.search import Search
-from memfit.planning import rows_of, seen_with_times
+from memfit.planning import rows_of
 from memfit.records import Speeds
+from memfit.timed_ledgers import seen_with_times
 
 
 def encoder(dropout: float) -> Step:
@@ -51,7 +53,7 @@ def test_a_table_on_top_finds_every_operator_it_names() -> None:
     plain, levers = captured(step)
     (option,) = levers["attention"].options(plain)
     ledger = levers["attention"].rewrite(plain, option)
-    search = Search(line_of(ledger.trace), seconds_of(ledger.trace, Speeds()), Speeds())
+    search = Search(line_of(ledger.trace), seconds_of(ledger.trace, Speeds()), Speeds(), away_from("cpu"))
     table = search.fastest(int(0.6 * ledger.peak_bytes))
     assert table is not None and table.ops
     rows = rows_of([option, table_option(ledger.trace, table.ops, "a table")])

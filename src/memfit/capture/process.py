@@ -74,11 +74,12 @@ def predicted_process(trace: Trace, step: Step, base: int) -> Process:
     """The process's parts, predicted from the trace; `base` was taken before the simulation."""
     allocations = Allocations.of(trace)
     workers = loader_workers(step.loader)
-    if trace.device == "cuda":
-        base, unsure, slack = _CUDA_CONTEXT, _CUDA_CONTEXT_UNSURE, _reserved_slack(allocations)
-    else:
-        base, unsure, slack = base + _WARM_UP, _WARM_UP_UNSURE, heap_slack(allocations)
-    return Process(base, slack.low - unsure, slack.likely, slack.high + unsure, **workers.of_process())
+    if trace.device == "cuda":  # the driver counts its own memory: loader workers are in the host's
+        slack, host = _reserved_slack(allocations), base + _WARM_UP + workers.bytes
+        unsure = _CUDA_CONTEXT_UNSURE
+        return Process(_CUDA_CONTEXT, slack.low - unsure, slack.likely, slack.high + unsure, host_bytes=host)
+    slack = heap_slack(allocations)
+    return Process(base + _WARM_UP, slack.low - _WARM_UP_UNSURE, slack.likely, slack.high + _WARM_UP_UNSURE, **workers.of_process())
 
 
 def warmed_up_once(later: Ledger, first: Ledger) -> Ledger:

@@ -26,10 +26,11 @@ if TYPE_CHECKING:
 @click.command("fit")
 @click.argument("target")
 @click.option("--budget", required=True, metavar="BYTES", help="What the process may take, as in 6GiB.")
+@click.option("--host-budget", metavar="BYTES", help="What it may take of the host's memory, where the device has memory of its own.")
 @click.option("--allow", default="reordered", show_default=True, metavar="CLASS", help=f"The loosest exactness: {', '.join(EXACTNESS)}.")
 @click.option("--steps", default=20, show_default=True, type=click.IntRange(min=1), help="How many fitted steps are really run.")
 @click.option("--json", "as_json", is_flag=True, help="Print the record as JSON.")
-def fit_command(target: str, budget: str, allow: str, steps: int, as_json: bool) -> None:
+def fit_command(target: str, budget: str, host_budget: str | None, allow: str, steps: int, as_json: bool) -> None:
     """Profile, plan, verify and apply, then run fitted steps: exit 0 if they stay inside the budget, 1 if it cannot be done.
 
     TARGET is path/to/file.py:function or package.module:function; the function returns a memfit.Step.
@@ -41,7 +42,7 @@ def fit_command(target: str, budget: str, allow: str, steps: int, as_json: bool)
         progress("building the step")
         step = load_step(target, simulate=False)
         with step_errors():
-            fitted = memfit.fit(step, budget_bytes, allow=allow, progress=progress)
+            fitted = memfit.fit(step, budget_bytes, allow=allow, host_budget=host_budget, progress=progress)
             trial = try_out(fitted, steps, progress)
     if as_json:
         click.echo(json.dumps(trial.to_dict()))

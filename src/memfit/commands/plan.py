@@ -23,13 +23,21 @@ from memfit.units import format_bytes, parse_bytes
 @click.command("plan")
 @click.argument("target")
 @click.option("--budget", required=True, metavar="BYTES", help="What the process may take, as in 6GiB.")
+@click.option("--host-budget", metavar="BYTES", help="What it may take of the host's memory, where the device has memory of its own.")
 @click.option("--allow", default="reordered", show_default=True, metavar="CLASS", help=f"The loosest exactness: {', '.join(EXACTNESS)}.")
 @click.option("-o", "--output", metavar="FILE", help="Write the plan to a file, for memfit verify and for your repository.")
 @click.option("--largest-batch", is_flag=True, help="Also find the largest batch that fits.")
 @click.option("--device", metavar="NAME", help="The device to plan for, as in cuda; it need not be here.")
 @click.option("--json", "as_json", is_flag=True, help="Print the record as JSON.")
 def plan_command(
-    target: str, budget: str, allow: str, output: str | None, largest_batch: bool, device: str | None, as_json: bool
+    target: str,
+    budget: str,
+    host_budget: str | None,
+    allow: str,
+    output: str | None,
+    largest_batch: bool,
+    device: str | None,
+    as_json: bool,
 ) -> None:
     """Find the fastest plan that makes a step fit: exit 0 if there is one, 1 if there is none. The step is not run.
 
@@ -42,7 +50,7 @@ def plan_command(
         step = load_step(target, simulate=True)
         with step_errors():
             try:
-                found = memfit.plan(step, budget_bytes, allow=allow, device=device, progress=progress)
+                found = memfit.plan(step, budget_bytes, allow=allow, device=device, host_budget=host_budget, progress=progress)
             except Infeasible as no:
                 found = no
             sizes = _largest(step, budget_bytes, allow, device, progress) if largest_batch else {}

@@ -15,7 +15,7 @@ import psutil
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-_WAITING = 2  # tensors on their way to the file at a time: more would be memory again
+WAITING = 2  # tensors on their way to another place at a time: more would be memory again
 
 
 class Spill:
@@ -33,7 +33,7 @@ class Spill:
 
         Until then nobody may write to it: `unchanged` is called after it was written, and raises if somebody did; then `get` does.
         """
-        self._let_go(_WAITING - 1)
+        self._let_go(WAITING - 1)
         if not self._alive:  # nobody will read what an earlier step wrote
             self._end = 0
         spilled = Spilled(self, self._end, tensor.detach(), unchanged)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from memfit.ledger.timeline import last_op
 from memfit.levers.saved.line import Line
@@ -24,12 +25,16 @@ class Candidate:
     windows: tuple[tuple[int, int], ...]
     inputs: tuple[int, ...]  # ops whose results it must have, those that are candidates themselves
 
+    def is_away_at(self, moment: int) -> bool:
+        """Whether it is in memory then only because autograd keeps it for later."""
+        return bool(self.windows) and self.passes < moment <= self.died and not any(first <= moment <= last for first, last in self.windows)
+
 
 def candidates_of(line: Line, peak: int) -> dict[int, Candidate]:
     """By op."""
     able = [op for op in sorted(line.made) if _can_be_made_again(line, op, max(_SMALLEST_BYTES, int(peak * _SMALLEST_SHARE)))]
     maker = {s: op for op in able for s in line.made[op]}
-    return {op: _candidate(line, op, maker) for op in able}
+    return {op: candidate_of(line, op, maker) for op in able}
 
 
 def _can_be_made_again(line: Line, op: int, smallest: int) -> bool:
@@ -41,7 +46,8 @@ def _can_be_made_again(line: Line, op: int, smallest: int) -> bool:
     return not any(line.writers.get(s, [-1])[-1] > min(writers) for s in needs)  # an input that is written to later is lost
 
 
-def _candidate(line: Line, op: int, maker: dict[int, int]) -> Candidate:
+def candidate_of(line: Line, op: int, maker: Mapping[int, int] = MappingProxyType({})) -> Candidate:
+    """The result of an op; `maker` tells which ops made what it needs."""
     trace, storages = line.trace, line.made[op]
     needs = {s for s0 in storages for writer in line.writers[s0] for s in line.needs[writer]} - set(storages)
     return Candidate(

@@ -28,7 +28,7 @@ class Evaluation:
 
     def __init__(self, line: Line, seconds: NDArray[np.float64], speeds: Speeds) -> None:
         self.line, self.seconds = line, seconds
-        self._speeds = {DISK: speeds.disk, HOST: 2 * speeds.bytes, BITS: speeds.bits}  # bytes a second, each way
+        self._speeds = {DISK: speeds.disk, HOST: speeds.host, BITS: speeds.bits}  # bytes a second, each way
         trace = line.trace
         count = len(trace.ops)
         self._born = np.array([max(s.born, 0) for s in trace.storages], dtype=np.int64)

@@ -9,18 +9,20 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from math import isfinite
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_array, hstack, lil_array
 
-from memfit.levers.saved.table import CACHE, DISK, RECOMPUTE, STORED
+from memfit.levers.saved.table import CACHE, RECOMPUTE, STORED
+from memfit.planner.away import Away
 from memfit.planner.candidates import Candidate
 
 _AGAIN, _ONCE, _AWAY, _HOLD = range(4)  # made again whenever it is read; made again once; put away; held only so that others can be made
 _WAYS = 4
-_LEAVE_MEMORY = {_AGAIN: RECOMPUTE, _ONCE: CACHE, _AWAY: DISK}
+_LEAVE_MEMORY = (_AGAIN, _ONCE, _AWAY)
 Cost = Callable[[int, str], float]
 
 
@@ -31,8 +33,9 @@ class Programme:
     made again and the first is not in memory, for each of the ways in which it may not be.
     """
 
-    def __init__(self, candidates: Mapping[int, Candidate], ops: int, cost: Cost, disk: bool) -> None:
-        self.ops, self.disk = ops, disk
+    def __init__(self, candidates: Mapping[int, Candidate], ops: int, cost: Cost, away: Away) -> None:
+        self.ops, self.away = ops, away
+        self.words = {_AGAIN: RECOMPUTE, _ONCE: CACHE, _AWAY: away.word}
         self.found = list(candidates.values())
         self.place = {candidate.op: index for index, candidate in enumerate(self.found)}
         self.pairs = [(self.place[source], index) for index, c in enumerate(self.found) for source in c.inputs]
@@ -48,10 +51,10 @@ class Programme:
             once, reads = cost(candidate.op, RECOMPUTE), len(candidate.windows)
             costs[_WAYS * index + _AGAIN] = once * max(1, reads)
             costs[_WAYS * index + _ONCE] = once
-            costs[_WAYS * index + _AWAY] = cost(candidate.op, DISK) * (1 + reads)
+            costs[_WAYS * index + _AWAY] = cost(candidate.op, self.away.word) * (1 + reads)
         for number, (source, _) in enumerate(self.pairs):
             costs[self.first_pair + 3 * number + _AGAIN] = cost(self.found[source].op, RECOMPUTE)
-            costs[self.first_pair + 3 * number + _AWAY] = cost(self.found[source].op, DISK)
+            costs[self.first_pair + 3 * number + _AWAY] = cost(self.found[source].op, self.away.word)
         return costs
 
     def solve(self, moments: Sequence[int], excess: Sequence[float], limit: float) -> dict[int, str] | None:
@@ -60,6 +63,9 @@ class Programme:
         effects = np.array([self.effect(moment) for moment in moments]) * scale
         enough = LinearConstraint(np.hstack([effects, np.eye(short)]), lb=np.array(excess) * scale)
         rules = [LinearConstraint(hstack([matrix, csr_array((matrix.shape[0], short))]).tocsr(), lb, ub) for matrix, lb, ub in self._logic]
+        if isfinite(self.away.room):
+            put_away = np.concatenate([self._put_away(), np.zeros(short)])
+            rules.append(LinearConstraint(put_away[None] * scale, ub=self.away.room * scale))
         with _silence():
             result = milp(
                 np.concatenate([self.costs, np.full(short, 10 * self.costs.sum())]),
@@ -70,13 +76,19 @@ class Programme:
             )
         if result.x is None:
             return None
-        return {c.op: how for i, c in enumerate(self.found) for way, how in _LEAVE_MEMORY.items() if result.x[_WAYS * i + way] > 0.5}
+        return {c.op: how for i, c in enumerate(self.found) for way, how in self.words.items() if result.x[_WAYS * i + way] > 0.5}
 
     def _most(self) -> NDArray[np.float64]:
         most = np.ones(self.count)
-        if not self.disk:
+        if not self.away.word:
             most[_AWAY : self.first_pair : _WAYS] = 0
         return most
+
+    def _put_away(self) -> NDArray[np.float64]:
+        """Bytes that each choice puts into the other place."""
+        sizes = np.zeros(self.count)
+        sizes[_AWAY : self.first_pair : _WAYS] = [candidate.bytes for candidate in self.found]
+        return sizes
 
     def freed(self, ops: Mapping[int, str], moment: int) -> float:
         """What the programme believes a table frees at a moment."""

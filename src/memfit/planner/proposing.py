@@ -5,8 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import inf
 
 from memfit.levers.saved.line import line_of
+from memfit.planner.away import away_from
 from memfit.planner.combining import Combination, Rewriter, combinations, is_allowed
 from memfit.planner.costs import seconds_of, slower_in_parts
 from memfit.planner.search import Search, Table
@@ -15,6 +17,7 @@ from memfit.records import Ledger, Speeds
 Limit = Callable[[Combination], int]
 _AT_ONCE = 4  # combinations among which the time that is left is divided
 _LEAST_SECONDS = 0.1
+_A_LOOK = 0.05  # of the time
 _SECONDS_OF_A_PART = 2e-5  # an operator: Python, and random draws that are cut up
 
 
@@ -44,8 +47,8 @@ class Proposals:
 class Proposer:
     """For one step: asked for several budgets, it keeps what it worked out."""
 
-    def __init__(self, ledger: Ledger, levers: Mapping[str, Rewriter], allowed: str, speeds: Speeds, disk: bool = True) -> None:
-        self.speeds, self.disk = speeds, disk
+    def __init__(self, ledger: Ledger, levers: Mapping[str, Rewriter], allowed: str, speeds: Speeds, host_room: float = inf) -> None:
+        self.speeds, self.away = speeds, away_from(ledger.device, host_room)
         self.tables = "saved" in levers
         self.combinations = list(combinations(ledger, levers, allowed))
         self._refused = set[frozenset[str]]()
@@ -60,20 +63,33 @@ class Proposer:
         that no table can bring under the limit. When the time is over, only those are still looked at that need no table, and in
         the end only those that divide the batch most or not at all.
         """
-        fitting: list[Proposal] = []
-        deadline = time.thread_time() + seconds
+        deadline, found = time.thread_time() + seconds, dict[int, Proposal]()
         order = sorted(self._places(), key=self._at_least)
-        most = max(combination.repeats for combination in self.combinations)
-        for turn, place in enumerate(order):
-            if fitting and self._at_least(place) >= min(p.seconds for p in fitting):
+        most = max((self.combinations[place].repeats for place in order), default=1)
+        for place in order:  # a first look, so that much is known to be slower before time is spent on it
+            left = deadline - time.thread_time()
+            if self._is_slower(place, found) or (found and left < seconds / 2):
                 break
-            left, combination = deadline - time.thread_time(), self.combinations[place]
+            combination = self.combinations[place]
             between = 1 < combination.repeats < most
             if between and (left < -seconds or (left < 0 and combination.ledger.peak_bytes > limit(combination))):
                 continue
-            found = self._fastest(place, limit(combination), max(_LEAST_SECONDS, left / min(_AT_ONCE, len(order) - turn)))
-            fitting += [] if found is None else [found]
-        return Proposals(self._base(0), sorted(fitting, key=lambda p: (p.seconds, len(p.combination.options))))
+            self._look(place, limit, max(_LEAST_SECONDS, _A_LOOK * seconds), found)
+        for turn, place in enumerate(order):
+            left = deadline - time.thread_time()
+            if self._is_slower(place, found) or left < 0:
+                break
+            self._look(place, limit, left / min(_AT_ONCE, len(order) - turn), found)
+        return Proposals(self._base(0), sorted(found.values(), key=lambda p: (p.seconds, len(p.combination.options))))
+
+    def _look(self, place: int, limit: Limit, seconds: float, found: dict[int, Proposal]) -> None:
+        proposal = self._fastest(place, limit(self.combinations[place]), seconds)
+        if proposal is not None:
+            found[place] = proposal
+
+    def _is_slower(self, place: int, found: dict[int, Proposal]) -> bool:
+        """Whether it could not be faster than what was found, whatever its table."""
+        return bool(found) and self._at_least(place) >= min(p.seconds for p in found.values())
 
     def lowest(self, allowed: str, seconds: float) -> Proposal | None:
         """The lowest process of all, whatever it costs, with techniques of an exactness; None where every combination was refused.
@@ -136,7 +152,7 @@ class Proposer:
         if place not in self._searches:
             trace = self.combinations[place].ledger.trace
             assert trace is not None
-            self._searches[place] = Search(line_of(trace), seconds_of(trace, self.speeds), self.speeds, self.disk)
+            self._searches[place] = Search(line_of(trace), seconds_of(trace, self.speeds), self.speeds, self.away)
         return self._searches[place]
 
     def _has_tables(self, combination: Combination) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
+from math import isinf
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,14 +15,16 @@ from numpy.typing import NDArray
 from memfit.ledger.timeline import last_op
 from memfit.levers.saved import block_insides, masks, unread_inputs
 from memfit.levers.saved.line import Line
-from memfit.levers.saved.table import CACHE, DISK, RECOMPUTE, TIMES
-from memfit.planner.candidates import candidates_of, windows_of
+from memfit.levers.saved.table import BITS, CACHE, RECOMPUTE, STORED, TIMES
+from memfit.planner.away import Away
+from memfit.planner.candidates import Candidate, candidate_of, candidates_of, windows_of
 from memfit.planner.evaluation import Evaluation, Outcome
 from memfit.planner.programme import Programme
 from memfit.records import Speeds
 
 _ROUNDS = 10
 _TIGHTER = (1.0, 0.96, 0.92, 0.86, 0.8)  # the programme knows no remakings on the way, so it is asked for more than is needed
+_PROPOSING, _DESCENDING = 0.6, 0.85  # of the time, where no proposal fits: until then, and then one by one; the rest takes decisions back
 _FEW = 8  # candidates: every choice between keeping and making again is tried
 _MOST_EXCHANGES = 1000
 _MOMENTS = 12  # the worst moments of a proposal that become limits of the next
@@ -43,25 +46,26 @@ class Table:
 class Search:
     """For one line; asked for several limits, it remembers what it tried."""
 
-    def __init__(self, line: Line, seconds: NDArray[np.float64], speeds: Speeds, disk: bool = True) -> None:
+    def __init__(self, line: Line, seconds: NDArray[np.float64], speeds: Speeds, away: Away) -> None:
         self.evaluation = Evaluation(line, seconds, speeds)
-        self.always = {**masks(line), **unread_inputs(line)}  # they cost next to nothing
+        self.always = unread_inputs(line)  # it costs nothing
+        self.masks = {op: candidate_of(line, op) for op in masks(line)}
         self.plain = self.evaluation.of({})
         self.candidates = candidates_of(line, self.plain.peak)
-        self.disk = disk
-        self.ways = [*TIMES, RECOMPUTE, *([DISK] if disk else [])]
+        self.away = away
+        self.ways = [*TIMES, RECOMPUTE, *([away.word] if away.word else [])]
         self.seeded = self._tried_every_choice = False
         self.known: list[Table] = [Table({}, self.plain.peak, 0.0)]  # of all that were tried, those that none beats in both
 
     @cached_property
     def programme(self) -> Programme:
         """Built when it is first asked."""
-        return Programme(self.candidates, len(self.evaluation.seconds), self.evaluation.cost, self.disk)
+        return Programme(self.candidates, len(self.evaluation.seconds), self.evaluation.cost, self.away)
 
     @cached_property
     def floor(self) -> int:
         """No table has a lower peak: at every moment, what would be left if each result were away whenever nobody reads it."""
-        line, left = self.evaluation.line, self.evaluation.of(self.always).alive[: len(self.evaluation.seconds)].copy()
+        line, left = self.evaluation.line, self.evaluation.of(self._packed({})).alive[: len(self.evaluation.seconds)].copy()
         for storage in (s for op in self.candidates for s in line.made[op]):
             size, start = line.trace.storages[storage].bytes, line.passing[storage] + 1
             died = last_op(line.trace.storages[storage], len(left))
@@ -71,31 +75,36 @@ class Search:
         return int(left.max())
 
     def _seed(self) -> None:
-        """Tables people know: every block made again, at each grain of blocks, and everything on disk; the search starts from them too."""
+        """Tables people know: every block made again, at each grain of blocks, and everything put away; the search starts from them too."""
         self.seeded = True
         saved = {op for op, c in self.candidates.items() if c.windows}
         for inside in block_insides(self.evaluation.line):
-            self._try({op: CACHE for op in inside & self.candidates.keys()})
-            if self.disk:
-                self._try({op: CACHE if op in inside else DISK for op in saved | (inside & self.candidates.keys())})
-        if self.disk:
-            self._try(dict.fromkeys(saved, DISK))
+            self._try(self._packed({op: CACHE for op in inside & self.candidates.keys()}))
+            if self.away.word:
+                ways = {op: CACHE if op in inside else self.away.word for op in saved | (inside & self.candidates.keys())}
+                self._try(self._packed(ways))
+        if self.away.word:
+            self._try(self._packed(dict.fromkeys(saved, self.away.word)))
 
     def fastest(self, limit: int, seconds: float = 4.0) -> Table | None:
         """The fastest table found whose peak is at most `limit`; None where none was found."""
-        deadline = time.thread_time() + seconds  # the search's own time: on a busy machine the same plan, only later
+        started = time.thread_time()  # the search's own time: on a busy machine the same plan, only later
+        deadline = started + seconds
         if self.plain.peak > limit:
             if self.floor > limit:
                 return None
             if not self.seeded:
                 self._seed()
+            self._greedily(limit, deadline)
             if len(self.candidates) <= _FEW:
                 self._try_every_choice()
-            for tighter in _TIGHTER if len(self.candidates) > _FEW else ():
-                if time.thread_time() < deadline:
-                    self._propose(int(limit * tighter), limit, deadline)
-            if not any(t.peak <= limit for t in self.known):
-                self._descend(limit, deadline)
+            found = len(self.candidates) <= _FEW
+            for tighter in () if found else _TIGHTER:
+                until = deadline if found else started + _PROPOSING * seconds
+                if time.thread_time() < until:
+                    found |= self._propose(int(limit * tighter), limit, until)
+            if not found:
+                self._descend(limit, started + _DESCENDING * seconds, deadline)
         best = min((t for t in self.known if t.peak <= limit), key=lambda t: t.seconds, default=None)
         if best is not None and best.ops:
             best = self._exchange(self._polish(best, limit, deadline), limit, deadline)
@@ -113,12 +122,22 @@ class Search:
         ops = {**self.always, **ops}
         outcome = self.evaluation.of(ops)
         table = Table(ops, outcome.peak, outcome.seconds)
-        if not any(known.beats(table) for known in self.known):
+        if self._has_room(ops) and not any(known.beats(table) for known in self.known):
             self.known = [known for known in self.known if not table.beats(known)] + [table]
         return table, outcome
 
-    def _propose(self, aim: int, limit: int, deadline: float) -> None:
-        """Solve, follow exactly, learn where the programme was wrong, solve again."""
+    def _packed(self, ops: dict[int, str]) -> dict[int, str]:
+        """A table with all masks in bits; those that are not worth it are taken back when the table is polished."""
+        return {**self.always, **dict.fromkeys(self.masks, BITS), **ops}
+
+    def _has_room(self, ops: dict[int, str]) -> bool:
+        """Whether the other place holds all that would be put there, taken to be there at once."""
+        if isinf(self.away.room):
+            return True
+        return sum(self.candidates[op].bytes for op, do in ops.items() if do == self.away.word and op in self.candidates) <= self.away.room
+
+    def _propose(self, aim: int, limit: int, deadline: float) -> bool:
+        """Solve, follow exactly, learn where the programme was wrong, solve again: whether that led to a table under the limit."""
         alive, error = self.plain.alive, np.zeros(len(self.plain.alive))
         plain = np.concatenate([self.plain.alive[: len(self.plain.alive) // 2], self.evaluation.before])
         moments: list[int] = []
@@ -127,21 +146,47 @@ class Search:
             excess = [float(plain[m] + error[m] - aim) for m in moments]
             ops = self.programme.solve(moments, excess, max(0.2, min(1.5, deadline - time.thread_time())))
             if ops is None:
-                return
-            table, outcome = self._try(ops)
+                return False
+            table, outcome = self._try(self._packed(ops))
             if table.peak <= limit or time.thread_time() > deadline:
-                return
+                return table.peak <= limit
             alive = outcome.alive
             for m in {*moments, *_worst(alive, aim)}:
                 error[m] = float(alive[m] - plain[m] + self.programme.freed(ops, m))
+        return False
 
-    def _descend(self, limit: int, deadline: float) -> None:
-        """From the lowest table known, and from those that make everything again, until one fits."""
-        starts = [self._lowest_known().ops, *(dict.fromkeys(self.candidates, way) for way in (RECOMPUTE, CACHE))]
-        for start in starts:
-            self._descend_from(start, limit, deadline)
-            if time.thread_time() > deadline or any(t.peak <= limit for t in self.known):
+    def _greedily(self, limit: int, deadline: float) -> None:
+        """Always what frees most at the highest moment for its seconds: seldom the best, but found at once, as are all on the way."""
+        ops: dict[int, str] = {}
+        table, outcome = self._try(ops)
+        while table.peak > limit and time.thread_time() < deadline:
+            moment = int(outcome.alive.argmax()) % len(self.evaluation.before)
+            changes = [(c, self._freeing(c, moment)) for c in (self.candidates | self.masks).values() if c.is_away_at(moment)]
+            changes = [(c, way) for c, way in changes if ops.get(c.op) not in (way, RECOMPUTE, *STORED)]
+            if not changes:
                 return
+            best, way = max(changes, key=lambda change: change[0].bytes / max(1e-9, self._cost(*change)))
+            ops = {**ops, best.op: way}
+            table, outcome = self._try(ops)
+
+    def _freeing(self, candidate: Candidate, moment: int) -> str:
+        """The cheapest decision that keeps a result out of memory at a moment."""
+        if candidate.op in self.masks:
+            return BITS
+        again = CACHE if moment < candidate.windows[0][0] else RECOMPUTE
+        return min((again, self.away.word) if self.away.word else (again,), key=lambda way: self._cost(candidate, way))
+
+    def _cost(self, candidate: Candidate, way: str) -> float:
+        reads = len(candidate.windows)
+        return {CACHE: 1, RECOMPUTE: reads}.get(way, 1 + reads) * self.evaluation.cost(candidate.op, way)
+
+    def _descend(self, limit: int, soon: float, deadline: float) -> None:
+        """From the table that is nearest above the limit; where none fits then, from those that make everything again, too."""
+        above = min((table for table in self.known if table.peak > limit), key=lambda table: table.peak)
+        self._descend_from(above.ops, limit, soon)
+        for start in (above.ops, *(dict.fromkeys(self.candidates, way) for way in (RECOMPUTE, CACHE))):
+            if time.thread_time() < deadline and not any(t.peak <= limit for t in self.known):
+                self._descend_from(self._packed(start), limit, deadline)
 
     def _descend_from(self, start: dict[int, str], limit: int, deadline: float) -> None:
         """One change after the other: the one that takes most off the excess for its seconds; two at once where one does not help."""
@@ -180,14 +225,15 @@ class Search:
             yield from self._neighbours(first, outcome)
 
     def _changed(self, ops: dict[int, str], op: int) -> Iterator[dict[int, str]]:
-        for change in (None, *self.ways):
-            if change != ops.get(op):
-                yield {k: v for k, v in ops.items() if k != op} | ({op: change} if change else {})
+        for change in (None,) if op in self.masks else (None, *self.ways):
+            changed = {k: v for k, v in ops.items() if k != op} | ({op: change} if change else {})
+            if change != ops.get(op) and (change != self.away.word or self._has_room(changed)):
+                yield changed
 
     def _polish(self, best: Table, limit: int, deadline: float) -> Table:
         """Take back decisions, or make once what was made several times, wherever it still fits; the dearest first."""
-        seconds = self.evaluation.seconds
-        for op in sorted(best.ops.keys() - self.always.keys(), key=lambda op: -float(seconds[op])):
+        dearest = {op: -self.evaluation.cost(op, best.ops[op]) for op in best.ops.keys() - self.always.keys()}
+        for op in sorted(dearest, key=lambda op: dearest[op]):
             for ops in self._changed(best.ops, op):
                 if time.thread_time() > deadline:
                     return best
@@ -199,7 +245,7 @@ class Search:
 
     def _exchange(self, best: Table, limit: int, deadline: float) -> Table:
         """Another result in place of a decided one, as long as that is faster and fits."""
-        decided = best.ops.keys() - self.always.keys()
+        decided = best.ops.keys() - self.always.keys() - self.masks.keys()
         if len(decided) * len(self.candidates) > _MOST_EXCHANGES:
             return best
         for op, other in product(sorted(decided), sorted(self.candidates.keys() - decided)):

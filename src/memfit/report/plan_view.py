@@ -71,6 +71,8 @@ def _answer(plan: Plan) -> str:
 def _figures(plan: Plan) -> Iterator[tuple[str, str, str]]:
     yield format_bytes(plan.predicted_peak_bytes), "Peak", "predicted, of torch's allocator"
     yield format_bytes(plan.predicted_process_bytes), "Process", "predicted; the upper end of its interval is inside the budget"
+    if plan.predicted_host_bytes:
+        yield format_bytes(plan.predicted_host_bytes), "Host", "predicted, of the host's memory, with what is put away there"
     words = slowdown_words(plan.predicted_slowdown) + _TIMES.get(plan.times, "")
     yield "" if plan.predicted_slowdown is None else f"{plan.predicted_slowdown:.2f}", "Time", words
 

@@ -10,10 +10,10 @@ from torch import nn
 
 from memfit.chunking import chunks_watched_by
 from memfit.levers.lever import CannotApply
+from memfit.levers.saved.elsewhere import Elsewhere, puts_away
 from memfit.levers.saved.forward import Forward
-from memfit.levers.saved.table import DISK, PhaseTable, Region
+from memfit.levers.saved.table import PhaseTable, Region
 from memfit.levers.undo import Undo
-from memfit.ops.spill import Spill
 from memfit.step import Step
 
 
@@ -79,9 +79,9 @@ def apply_tables(step: Step, tables: dict[str, PhaseTable]) -> Undo:
                 "Step as well, as in Step({'model': …, 'other': …}, …), or plan this step again."
             )
         _hook(modules[path], path, active, undo)
-    spill = Spill() if any(d.do == DISK for t in tables.values() for d in t.decisions) else None
-    if spill:
-        undo.then(spill.close)
+    elsewhere = Elsewhere() if puts_away(tables.values()) else None
+    if elsewhere:
+        undo.then(elsewhere.close)
 
     @contextmanager
     def around(phase: str) -> Iterator[None]:
@@ -89,7 +89,7 @@ def apply_tables(step: Step, tables: dict[str, PhaseTable]) -> Undo:
         if table is None:
             yield
             return
-        with _watching(Forward(table, spill), active):
+        with _watching(Forward(table, elsewhere), active):
             yield
 
     step.running.around_loss.append(around)

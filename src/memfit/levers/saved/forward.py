@@ -12,13 +12,12 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from memfit.levers.saved.elsewhere import Elsewhere
 from memfit.levers.saved.handles import Handle, put_away
 from memfit.levers.saved.line import SMALL_BESIDE
 from memfit.levers.saved.table import BITS, DISK, DROP, HOST, STORED, TIMES, PhaseTable, Region
-from memfit.ops.host import OnHost
 from memfit.ops.kernel_parts import parts_now
 from memfit.ops.remaking import Kept, Node, Part, detached, remake
-from memfit.ops.spill import Spill
 
 _NOT_ON_THE_LINE = ("prim", "profiler")  # as in a capture, whose numbers these are
 _STATISTICS = {  # batch norms write their running statistics without saying so; made again, they must not
@@ -44,9 +43,9 @@ class _Maker(NamedTuple):
 class Forward(TorchDispatchMode):
     """One computation of one loss. The dispatch mode itself is entered only around the regions of the table."""
 
-    def __init__(self, table: PhaseTable, spill: Spill | None) -> None:
+    def __init__(self, table: PhaseTable, elsewhere: Elsewhere | None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.table, self._spill = table, spill
+        self.table, self._elsewhere = table, elsewhere
         self._decisions = {(d.region, d.op, d.ordinal): d.do for d in table.decisions}
         self._planned = {d.op for d in table.decisions}
         self._names: dict[Any, str] = {}
@@ -99,8 +98,8 @@ class Forward(TorchDispatchMode):
     @contextmanager
     def after_chunk(self, unwatched: bool) -> Iterator[None]:
         """While it is differentiated: its own nodes live only as long as its handles do, as after a loss."""
-        if self._spill is not None:
-            self._spill.settle()
+        if self._elsewhere is not None:
+            self._elsewhere.settle()
         before = self._before_chunk[1]
         self._makers = {key: maker for key, maker in self._makers.items() if key in before and before[key].storage is maker.storage}
         self._readers = {key: nodes for key, nodes in self._readers.items() if any(node() is not None for node in nodes)}
@@ -166,7 +165,7 @@ class Forward(TorchDispatchMode):
             return None  # written to since, perhaps where nobody watched
         node, output = found.node, found.output
         if node is None:
-            node, output = self._quietly(put_away, tensor, found.do, found.drawn, self._spill), 0
+            node, output = self._quietly(put_away, tensor, found.do, found.drawn, self._elsewhere), 0
             self._makers[id(storage)] = found._replace(node=node, output=0)
         return None if node is None else Part(node, output, tensor.shape, tensor.stride(), tensor.storage_offset())
 
@@ -202,12 +201,8 @@ class Forward(TorchDispatchMode):
     def _wait_for_copies(self, tensor: torch.Tensor) -> None:
         """Memory on its way to disk or to the host must not be written to before it is there."""
         maker = self._makers.get(id(tensor.untyped_storage()))
-        if maker is None or maker.node is None:
-            return
-        if maker.do == DISK and self._spill is not None:
-            self._spill.settle()
-        elif maker.do == HOST:
-            OnHost.settle(tensor.device)
+        if maker is not None and maker.node is not None and maker.do in (DISK, HOST) and self._elsewhere is not None:
+            self._elsewhere.settle()
 
     def _drop_input(self, func: Any, args: tuple[Any, ...]) -> None:
         """A convolution whose weights get no gradient saves an input that nobody will read."""
@@ -245,8 +240,8 @@ class Forward(TorchDispatchMode):
 
     def forget(self) -> None:
         """The loss is computed: handles know all they need, nothing is looked up any more."""
-        if self._spill is not None:
-            self._spill.settle()
+        if self._elsewhere is not None:
+            self._elsewhere.settle()
         if self._found < _ENOUGH * len(self._decisions):
             warnings.warn(
                 f"memfit: this step differs from the one that was planned: only {self._found} of the {len(self._decisions)} operators "

@@ -6,11 +6,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from memfit.levers.saved.table import BITS, DISK, HOST
-from memfit.ops.host import OnHost
+from memfit.levers.saved.elsewhere import Elsewhere
+from memfit.levers.saved.table import BITS
 from memfit.ops.lossless import packed
 from memfit.ops.remaking import Kept, Node, Part, detached, remake
-from memfit.ops.spill import Spill
 
 
 class Handle:
@@ -51,15 +50,14 @@ class _StandIn(NamedTuple):
         return self.value.new_empty_strided(self.shape, self.stride).fill_(float("nan"))
 
 
-def put_away(tensor: torch.Tensor, do: str, drawn: bool, spill: Spill | None) -> Node | None:
+def put_away(tensor: torch.Tensor, do: str, drawn: bool, elsewhere: Elsewhere | None) -> Node | None:
     """A node that brings back a tensor's memory from where or how it is kept; None where it cannot be kept so."""
     whole = _all_of_its_memory(tensor)
-    if do == DISK and spill is not None and tensor.device.type == "cpu":
-        return Node(spill.write(whole, Kept(detached(tensor)).get).get, (), {}, 0)
-    if do == HOST and tensor.device.type != "cpu":
-        return Node(OnHost(whole).get, (), {}, 0)
-    unpack = packed(whole) if do == BITS and (drawn or not whole.is_floating_point()) else None
-    return None if unpack is None else Node(unpack, (), {}, 0)
+    if do == BITS:
+        back = packed(whole) if drawn or not whole.is_floating_point() else None
+    else:
+        back = None if elsewhere is None else elsewhere.write(whole, do, Kept(detached(tensor)).get)
+    return None if back is None else Node(back, (), {}, 0)
 
 
 def _all_of_its_memory(tensor: torch.Tensor) -> torch.Tensor:

@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from memfit.levers.saved.line import Line
-from memfit.levers.saved.table import BITS, DISK, DROP, STORED, TIMES
-
-_WAITING_FOR_DISK = 2
+from memfit.levers.saved.table import BITS, DISK, DROP, HOST, STORED, TIMES
+from memfit.ops.spill import WAITING
 
 
 @dataclass
@@ -167,7 +166,7 @@ class _Follower:
         self._first_forms(keeps)
 
     def _put_away(self, dead: dict[int, int]) -> None:
-        """What is packed takes its fewer bytes all the while; a tensor on its way to disk lives until two more have followed it."""
+        """What is packed takes its fewer bytes all the while; one on its way elsewhere lives until two more have followed it."""
         stored = sorted(op for op, do in self.ops.items() if do in STORED and op in self.makes)
         for op in stored:
             if self.ops[op] == BITS and dead[op] >= 0:
@@ -178,10 +177,10 @@ class _Follower:
         for node in sorted(self.times):
             for source in self.sources[node]:
                 first_users.setdefault(source, node)
-        queue = sorted((self._put_away_at(s, first_users), s) for op in stored if self.ops[op] == DISK for s in self.makes[op])
+        queue = sorted((self._put_away_at(s, first_users), s) for op in stored if self.ops[op] in (DISK, HOST) for s in self.makes[op])
         for place, (moment, s) in enumerate(queue):
             end = next((n for n in range(self.line.writers[s][0], len(trace.ops)) if trace.ops[n].phase != "forward"), len(trace.ops))
-            followed = [later for later, _ in queue[place + _WAITING_FOR_DISK : place + _WAITING_FOR_DISK + 1]]
+            followed = [later for later, _ in queue[place + WAITING : place + WAITING + 1]]
             if moment < len(trace.ops):
                 self.result.died[s] = min([end, *followed]) - 1
 

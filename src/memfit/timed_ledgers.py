@@ -1,0 +1,43 @@
+"""Steps simulated, with what their operators cost on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from memfit.capture import capture
+from memfit.capture.op_times import OpCalls, timed
+from memfit.capture.part_times import part_costs
+from memfit.capture.simulation import built_without_memory
+from memfit.capture.speeds import speeds_here
+from memfit.ledger import account
+from memfit.planner.costs import seconds_of
+from memfit.records import Ledger
+from memfit.step import Step
+
+
+def variants_of(step: Step, device: str | None, progress: Callable[[str], None] = lambda words: None) -> dict[str, Ledger]:
+    """The ledgers of the steps that the user would accept as well, each built without memory and simulated, with times."""
+    found = {}
+    for name, build in step.variants.items():
+        progress(f"simulating the variant {name!r}")
+        found[name] = seen_with_times(built_without_memory(build), device, progress=progress)
+    return found
+
+
+def seen_with_times(
+    step: Step, device: str | None = None, half: bool = False, progress: Callable[[str], None] = lambda words: None
+) -> Ledger:
+    """A step simulated as it is now, with what its ops cost."""
+    calls = OpCalls()
+    return with_times(account(capture(step, True, device, progress, calls, half)), calls, progress)
+
+
+def with_times(plain: Ledger, calls: OpCalls, progress: Callable[[str], None] = lambda words: None) -> Ledger:
+    """A simulated step's ledger with the seconds its ops take on this machine; as it was for a device that is not here."""
+    assert plain.trace is not None
+    if not calls.by_op:
+        return plain
+    trace = timed(plain.trace, calls, seconds_of(plain.trace, speeds_here()).tolist(), progress)
+    seconds, costs = float(seconds_of(trace, speeds_here()).sum()), part_costs(trace, calls, progress)
+    return replace(plain, trace=replace(trace, step_seconds=seconds, part_costs=costs), step_seconds=seconds)
