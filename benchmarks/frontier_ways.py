@@ -65,7 +65,7 @@ def memfit_ways(step: memfit.Step, limits: list[int], note: Callable[[str], None
     ledger = seen_with_times(step)
     assert ledger.trace is not None
     before = sum(s.bytes for s in ledger.trace.storages if s.born < 0)
-    levers = with_captured({name: LEVERS[name] for name in _MEMFIT}, step, ledger, seen_with_times)
+    levers = with_captured({name: LEVERS[name] for name in _MEMFIT}, step, ledger, seen_with_times, "reordered")
     yield from _planned_ways("memfit", step, Proposer(ledger, levers, "reordered", speeds_here()), before, limits, note)
     if compiling:
         levers |= {"compile": measured_compile(step, run_steps=_RUN_STEPS, progress=note)}

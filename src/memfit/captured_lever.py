@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from memfit.levers import CannotApply, Lever
 from memfit.levers.undo import Undo
 from memfit.planner.combining import helps
-from memfit.records import Ledger, Option
+from memfit.records import EXACTNESS, Ledger, Option
 from memfit.step import Step
 
-_BRING_OPERATORS = ("attention", "outer_product")
+_BRING_OPERATORS = {"attention": "reordered", "outer_product": "reordered", "precision": "rounded"}  # and how exact they are at best
 
 
-def with_captured(levers: Mapping[str, Lever], step: Step, plain: Ledger, seen: Callable[[Step], Ledger]) -> dict[str, Lever]:
-    """The levers, with a CapturedLever in place of each that brings operators which the plain step does not have."""
-    return {name: CapturedLever(lever, step, plain, seen) if name in _BRING_OPERATORS else lever for name, lever in levers.items()}
+def with_captured(
+    levers: Mapping[str, Lever], step: Step, plain: Ledger, seen: Callable[[Step], Ledger], allowed: str
+) -> dict[str, Lever]:
+    """The levers, with a CapturedLever in place of each allowed one that brings operators which the plain step does not have."""
+    names = {name for name, word in _BRING_OPERATORS.items() if EXACTNESS.index(word) <= EXACTNESS.index(allowed)}
+    return {name: CapturedLever(lever, step, plain, seen) if name in names else lever for name, lever in levers.items()}
 
 
 class CapturedLever:
@@ -28,6 +32,7 @@ class CapturedLever:
         self._lever, self._step, self._plain, self._seen = lever, step, plain, seen
         self.name, self.exactness, self.needs, self.excludes = lever.name, lever.exactness, lever.needs, lever.excludes
         self._found: dict[str, Ledger] = {}
+        self._dearer: dict[str, float] = {}  # than on paper
 
     def options(self, ledger: Ledger) -> Sequence[Option]:
         """At most one."""
@@ -39,10 +44,10 @@ class CapturedLever:
         return []
 
     def rewrite(self, ledger: Ledger, option: Option) -> Ledger:
-        """As captured for the plain step; on paper where another lever came first."""
+        """As captured for the plain step; on paper where another lever came first, with seconds in the measure of the captured ones."""
         if ledger.trace is self._plain.trace and option.name in self._found:
             return self._found[option.name]
-        return self._lever.rewrite(ledger, option)
+        return _scaled(self._lever.rewrite(ledger, option), self._dearer.get(option.name, 1.0))
 
     def apply(self, step: Step, option: Option) -> Undo:
         """The lever's own."""
@@ -51,6 +56,17 @@ class CapturedLever:
     def _capture(self, option: Option) -> None:
         try:
             with self._lever.apply(self._step, option):
-                self._found[option.name] = self._seen(self._step)
+                found = self._found[option.name] = self._seen(self._step)
         except CannotApply:
-            pass
+            return
+        on_paper = self._lever.rewrite(self._plain, option)
+        if found.step_seconds and on_paper.step_seconds:
+            self._dearer[option.name] = found.step_seconds / on_paper.step_seconds
+
+
+def _scaled(ledger: Ledger, times: float) -> Ledger:
+    trace = ledger.trace
+    assert trace is not None
+    ops = tuple(op if op.seconds is None else replace(op, seconds=op.seconds * times) for op in trace.ops)
+    seconds = None if trace.step_seconds is None else trace.step_seconds * times
+    return replace(ledger, trace=replace(trace, ops=ops, step_seconds=seconds), step_seconds=seconds)

@@ -89,8 +89,7 @@ def planned(
     if plain.process_high_bytes <= budget_bytes:
         return Planned(_empty(step, budget_bytes, plain, started), plain, plain)
     costed = with_times(plain, calls, progress)
-    if EXACTNESS.index(allow) >= EXACTNESS.index("reordered"):
-        levers = with_captured(levers, step, costed, lambda changed: seen_with_times(changed, device, half, progress))
+    levers = with_captured(levers, step, costed, lambda changed: seen_with_times(changed, device, half, progress), allow)
     if allow == "altered" and "architecture" in levers:
         levers = {**levers, "architecture": ArchitectureLever(variants_of(step, device, progress))}
     progress("weighing techniques")

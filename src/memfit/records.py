@@ -205,6 +205,7 @@ class Trace(Record):
     growth_bytes: int = 0  # what each further step adds and never frees
     half_is_cheap: bool = False
     notes: tuple[str, ...] = ()
+    fresh_bytes_a_second: float = 4e9  # memory given back to the system and asked for again
     part_costs: tuple[tuple[int, float], ...] = ()  # micro-batch sizes, and the seconds of all of that size beside the whole batch's
 
 
@@ -260,6 +261,7 @@ class Speeds:
     disk: float = 1e9
     bits: float = 1e9  # packed to bits, or unpacked
     host: float = 1e10  # copied between a device and its host
+    fresh: float = 4e9  # of memory that the kernel hands out, zeroed page by page, and takes back
     measured: bool = False
 
 

@@ -40,4 +40,5 @@ def with_times(plain: Ledger, calls: OpCalls, progress: Callable[[str], None] = 
         return plain
     trace = timed(plain.trace, calls, seconds_of(plain.trace, speeds_here()).tolist(), progress)
     seconds, costs = float(seconds_of(trace, speeds_here()).sum()), part_costs(trace, calls, progress)
-    return replace(plain, trace=replace(trace, step_seconds=seconds, part_costs=costs), step_seconds=seconds)
+    trace = replace(trace, step_seconds=seconds, part_costs=costs, fresh_bytes_a_second=speeds_here().fresh)
+    return replace(plain, trace=trace, step_seconds=seconds)

@@ -30,7 +30,7 @@ def encoder(dropout: float) -> Step:
 
 def captured(step: Step) -> tuple[memfit.Ledger, dict[str, Lever]]:
     plain = seen_with_times(step)
-    return plain, with_captured({"attention": LEVERS["attention"]}, step, plain, seen_with_times)
+    return plain, with_captured({"attention": LEVERS["attention"]}, step, plain, seen_with_times, "reordered")
 
 
 def test_what_is_offered_is_what_a_capture_saw() -> None:

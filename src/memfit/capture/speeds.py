@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import mmap
 import time
 from collections.abc import Callable
 
@@ -14,6 +15,7 @@ from memfit.records import Speeds
 
 _TRIES = 3
 _VALUES = 1 << 22
+_FRESH = 1 << 25
 
 
 _TYPICAL = {  # of a middle-sized card and of a laptop's chip, for estimates that are said to be estimates
@@ -40,7 +42,14 @@ def speeds_here() -> Speeds:
         spill.close()
         packing = _seconds(lambda: [unpack() for unpack in [packed(values)] if unpack], _computing)
     moved = 8 * _VALUES  # there and back
-    return Speeds(2 * 16 * 27 * x.numel() / convolved, moved / touched, moved / written, moved / packing, measured=True)
+    fresh = _FRESH / _seconds(_ask_for_pages, _computing)
+    return Speeds(2 * 16 * 27 * x.numel() / convolved, moved / touched, moved / written, moved / packing, fresh=fresh, measured=True)
+
+
+def _ask_for_pages() -> None:
+    """From the kernel, touch each, and give them back."""
+    with mmap.mmap(-1, _FRESH) as memory:
+        memory[:: mmap.PAGESIZE] = bytes(_FRESH // mmap.PAGESIZE)
 
 
 def _computing() -> float:

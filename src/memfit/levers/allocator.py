@@ -24,7 +24,6 @@ _SETTLED = {_M_MMAP_THRESHOLD: 32 * 2**20, _M_TRIM_THRESHOLD: 64 * 2**20}  # whe
 _IN_CHILDREN = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")
 _LIKELY_HOLES, _MOST_HOLES = 0.8, 1.8  # of small blocks: replays through malloc gave 0.6 to 1.3 with what sharing a heap adds
 _LEFT_BY_TRIMMING = 0.6  # of the likely slack: measured, 0 to 0.63
-_SECONDS_PER_FAULTED_BYTE = 0.25 / 2**30  # the kernel hands out zeroed pages: measured, 0.07 to 0.41
 _CUDA_SETTINGS = ("expandable_segments:True", "max_split_size_mb:128")
 _CUDA_VARIABLE = "PYTORCH_CUDA_ALLOC_CONF"
 
@@ -89,7 +88,7 @@ def _pinned(trace: Trace, threshold: int) -> Trace:
     seconds = trace.step_seconds
     if seconds is not None:
         large = [s.bytes for s in trace.storages if s.born >= 0] + [op.workspace for op in trace.ops]
-        seconds += _SECONDS_PER_FAULTED_BYTE * sum(size for size in large if size >= threshold)
+        seconds += sum(size for size in large if size >= threshold) / trace.fresh_bytes_a_second
     return replace(trace, process=_with_holes(trace.process, holes), step_seconds=seconds)
 
 
