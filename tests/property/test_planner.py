@@ -137,6 +137,24 @@ def test_an_evaluation_that_forgets_remakings_would_be_noticed() -> None:
     assert search_of(line).evaluation.of(ops).peak != account(with_remakings(line, without)).peak_bytes
 
 
+def test_masks_are_packed_only_where_that_is_worth_its_time() -> None:
+    line = network(["linear", "dropout", "dropout", "dropout", "linear"])
+    dear = Search(line, seconds_of(line.trace, SPEEDS), Speeds(bits=1e3), Away())
+    cheap = Search(line, seconds_of(line.trace, SPEEDS), Speeds(bits=1e15), Away())
+    limit = int(0.95 * dear.plain.peak)
+    without, packed = dear.fastest(limit), cheap.fastest(limit)
+    assert without is not None and BITS not in without.ops.values()
+    assert packed is not None and BITS in packed.ops.values()
+
+
+def test_a_search_without_time_still_finds_something() -> None:
+    """What frees most for its seconds, one after the other: all that there is time for on a deep network."""
+    search = search_of(network(["wide", "tanh", "norm", "wide", "tanh", "linear", "norm"]))
+    limit = (search.plain.peak + search.floor) // 2
+    found = search.fastest(limit, 0.05)
+    assert found is not None and found.peak <= limit
+
+
 def test_a_search_that_only_asks_the_programme_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Following single changes and choices is what finds the lowest tables: without it a limit that can be kept is out of reach."""
     monkeypatch.setattr(Search, "_descend", lambda self, limit, soon, deadline: None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 
+import pytest
 import torch
 from torch import nn
 
@@ -82,3 +83,28 @@ def test_an_attention_without_an_adapter_is_not_offered() -> None:
     step = Step(net, lambda model, x: model(x).pow(2).mean(), torch.optim.SGD(net.parameters(), 0.1), torch.randn(2, 128, 16))
     plain, levers = captured(step)
     assert LEVERS["attention"].options(plain) and levers["attention"].options(plain) == []
+
+
+def test_half_precision_costs_what_its_operators_take_here() -> None:
+    step = encoder(0.0)
+    plain = seen_with_times(step)
+    levers = with_captured(LEVERS, step, plain, seen_with_times, "rounded")
+    (option,) = levers["precision"].options(plain)
+    told = levers["precision"].rewrite(plain, option)
+    assert any(storage.dtype == "bfloat16" for storage in told.trace.storages) and told.step_seconds != plain.step_seconds
+    with levers["precision"].apply(step, option):
+        assert memfit.profile(step, simulate=True).peak_bytes == told.peak_bytes
+    # on paper, after another lever, it is as much dearer as the capture was
+    other = memfit.levers.LEVERS["optimizer"]
+    after = levers["precision"].rewrite(other.rewrite(plain, other.options(plain)[0]), option)
+    on_paper = LEVERS["precision"].rewrite(other.rewrite(plain, other.options(plain)[0]), option)
+    assert after.peak_bytes == on_paper.peak_bytes
+    ratio = told.step_seconds / LEVERS["precision"].rewrite(plain, option).step_seconds
+    assert after.step_seconds == pytest.approx(ratio * on_paper.step_seconds)
+
+
+def test_what_is_not_allowed_is_not_captured() -> None:
+    step = encoder(0.0)
+    plain = seen_with_times(step)
+    assert with_captured(LEVERS, step, plain, seen_with_times, "reordered")["precision"] is LEVERS["precision"]
+    assert with_captured(LEVERS, step, plain, seen_with_times, "bitwise") == LEVERS

@@ -53,12 +53,12 @@ def test_options_are_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
     def plan(step: memfit.Step, budget: int, **options: object) -> Plan:
-        asked.append((budget, options["allow"], options["device"]))
+        asked.append((budget, options["allow"], options["device"], options["host_budget"]))
         return Plan(True, budget, 1, 2, 1.1, "rounded", (PlannedLever("precision", "bfloat16", "rounded"),))
 
     monkeypatch.setattr(memfit, "plan", plan)
-    assert run(["plan", "train.py:build", "--budget", "6GiB", "--allow", "rounded", "--device", "cuda"]) == 0
-    assert asked == [(6 * 2**30, "rounded", "cuda")]
+    assert run(["plan", "train.py:build", "--budget", "6GiB", "--allow", "rounded", "--device", "cuda", "--host-budget", "9GiB"]) == 0
+    assert asked == [(6 * 2**30, "rounded", "cuda", "9GiB")]
 
 
 @pytest.mark.parametrize(
