@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from memfit.applying import apply_plan
-from memfit.errors import MemfitError
+from memfit.capture.process import base_bytes
+from memfit.errors import Infeasible, MemfitError
 from memfit.levers import LEVERS, Lever, Undo
 from memfit.planning import planned
 from memfit.proof import prove, require
 from memfit.records import Ledger, Plan, Verdict
 from memfit.step import Batch, Step
-from memfit.units import parse_bytes
+from memfit.units import format_bytes, parse_bytes
 
 _STEPS = 3  # of the proof
+_TRIES = 3  # plans, where planning and proving have made the process itself grow
 _NEVER_EQUIVALENT = ("redrawn", "altered")  # whoever allows them has asked for another training; the verdict still says so
 
 
@@ -106,12 +109,29 @@ def fit(
     (True, (), True)
     >>> fitted.undo()
     """
-    found = planned(step, budget, allow=allow, host_budget=host_budget, levers=levers, progress=progress)
-    progress("verifying the plan")
-    verdict = prove(step, found.plan, found.plain, _STEPS, parse_bytes(budget), smaller_batch, levers, progress)
-    if verdict.exactness not in _NEVER_EQUIVALENT and not _nothing_could_be_compared(verdict):
-        require(verdict)
-    return Fitted(step, found.plan, verdict, found.plain, found.fitted, apply_plan(step, found.plan, levers))
+    for _ in range(_TRIES):
+        found = planned(step, budget, allow=allow, host_budget=host_budget, levers=levers, progress=progress)
+        progress("verifying the plan")
+        verdict = prove(step, found.plan, found.plain, _STEPS, parse_bytes(budget), smaller_batch, levers, progress)
+        if verdict.exactness not in _NEVER_EQUIVALENT and not _nothing_could_be_compared(verdict):
+            require(verdict)
+        high = _high_by_now(step, found.fitted)
+        if high <= parse_bytes(budget):
+            return Fitted(step, found.plan, verdict, found.plain, found.fitted, apply_plan(step, found.plan, levers))
+    raise Infeasible(
+        f"This process grows while it is planned for: after the plan and its proof the step would take up to {format_bytes(high)}, and "
+        f"the budget is {format_bytes(parse_bytes(budget))}. Fit before other threads of the program begin their work, or give a larger "
+        "budget.",
+        high,
+        {},
+    )
+
+
+def _high_by_now(step: Step, fitted: Ledger) -> int:
+    """The upper end of the fitted step's process after planning and proof, which may leave something behind that was not there before."""
+    gc.collect()
+    grown = base_bytes(step) - fitted.process.base_bytes if fitted.device == "cpu" else 0
+    return fitted.process_high_bytes + max(0, grown)
 
 
 def _nothing_could_be_compared(verdict: Verdict) -> bool:

@@ -258,3 +258,33 @@ def test_what_a_resume_needs_is_told_and_another_plan_s_refused() -> None:
         plain.load_state_dict(state)
         with pytest.raises(MemfitError, match="has a guard of its losses, and the saved one had none"):
             plain.load_state_dict({})
+
+
+class Hoarder:
+    """Keeps fresh memory whenever a plan is verified, as a program might that loads its data meanwhile."""
+
+    def __init__(self, times: int) -> None:
+        self.times, self.kept = times, list[bytearray]()
+
+    def __call__(self, words: str) -> None:
+        if words == "verifying the plan" and len(self.kept) < self.times:
+            self.kept.append(bytearray(b"x" * (96 << 20)))
+
+
+def test_what_the_process_grew_by_meanwhile_counts() -> None:
+    now = memfit.profile(convolutional_3d(), simulate=True).process_high_bytes
+    roomy = memfit.fit(convolutional_3d(), now + (256 << 20), progress=Hoarder(times=1))
+    assert roomy.plan.levers == ()
+    roomy.undo()
+    del roomy
+    now = memfit.profile(convolutional_3d(), simulate=True).process_high_bytes
+    hoarder = Hoarder(times=1)
+    with pytest.raises(Infeasible, match="does not fit"):  # planned again with what is there by now, the step is too large
+        memfit.fit(convolutional_3d(), now + (48 << 20), progress=hoarder)
+    assert len(hoarder.kept) == 1
+
+
+def test_a_process_that_never_stops_growing_is_an_honest_no(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fitting, "_high_by_now", lambda step, fitted: 2**60)
+    with pytest.raises(Infeasible, match=r"grows while it is planned for.*Fit before other threads"):
+        memfit.fit(dense(), ENOUGH)
