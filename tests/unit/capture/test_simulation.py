@@ -154,26 +154,26 @@ def make_step():
     return Step(net, lambda m, x: (m(x) - x).abs().mean(), torch.optim.AdamW(net.parameters()), torch.zeros(8, 1, 128, 192, 192))
 """
 WATCHED = """
-import json, sys, time, torch
+import json, os, sys, torch
 from pathlib import Path
 def mark():
     lines = Path("/proc/self/status").read_text().splitlines()
     return 1024 * int(next(line for line in lines if line.startswith("VmHWM")).split()[1])
-idle, started = mark(), time.perf_counter()
+idle, started = mark(), sum(os.times()[:4])
 import memfit
 from memfit.commands.target import load_step
 ledger = memfit.profile(load_step("too_large.py:make_step", simulate=True), simulate=True)
-print(json.dumps({"above": mark() - idle, "seconds": time.perf_counter() - started, "peak": ledger.peak_bytes}))
+print(json.dumps({"above": mark() - idle, "seconds": sum(os.times()[:4]) - started, "peak": ledger.peak_bytes}))
 """
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux to read the high-water mark")
 def test_a_step_that_could_never_run_here(tmp_path: Path) -> None:
-    """200 GiB and more, with a cold cache of workspaces, in little memory and a few seconds."""
+    """200 GiB and more, with a cold cache of workspaces, in little memory and a few seconds of processors' time."""
     import json
 
     (tmp_path / "too_large.py").write_text(TOO_LARGE)
-    environment = {"MEMFIT_CACHE": str(tmp_path / "cache"), "PATH": "", "HOME": str(tmp_path)}
+    environment = {"MEMFIT_CACHE": str(tmp_path / "cache"), "PATH": "", "HOME": str(tmp_path), "OMP_WAIT_POLICY": "passive"}
     ran = subprocess.run([sys.executable, "-c", WATCHED], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
     told = json.loads(ran.stdout)
     assert told["peak"] > 200 * 2**30 > resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
