@@ -96,9 +96,9 @@ class Search:
             if not self.seeded:
                 self._seed()
             self._greedily(limit, deadline)
-            if len(self.candidates) <= _FEW:
-                self._try_every_choice()
             found = len(self.candidates) <= _FEW
+            if found:
+                self._try_every_choice()
             for tighter in () if found else _TIGHTER:
                 until = deadline if found else started + _PROPOSING * seconds
                 if time.thread_time() < until:
@@ -182,7 +182,7 @@ class Search:
 
     def _descend(self, limit: int, soon: float, deadline: float) -> None:
         """From the table that is nearest above the limit; where none fits then, from those that make everything again, too."""
-        above = min((table for table in self.known if table.peak > limit), key=lambda table: table.peak)
+        above = min((t for t in self.known if t.peak > limit), key=lambda t: t.peak, default=self._lowest_known())
         self._descend_from(above.ops, limit, soon)
         for start in (above.ops, *(dict.fromkeys(self.candidates, way) for way in (RECOMPUTE, CACHE))):
             if time.thread_time() < deadline and not any(t.peak <= limit for t in self.known):
