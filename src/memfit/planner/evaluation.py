@@ -21,6 +21,7 @@ class Outcome:
     peak: int
     seconds: float  # added to the step
     alive: NDArray[np.int64]  # by moment: while each op of the old line runs, then during the remakings before each
+    again: frozenset[int]  # ops that run again
 
 
 class Evaluation:
@@ -55,7 +56,8 @@ class Evaluation:
         before = np.zeros(len(moved), dtype=np.int64)
         for op, nodes in new.again.items():
             before[op] = alive[moved[op] - len(nodes) : moved[op]].max(initial=0)
-        return Outcome(int(alive.max()), self._seconds(new, ops), np.concatenate([alive[moved], before]))
+        again = frozenset(node for nodes in new.again.values() for node in nodes)
+        return Outcome(int(alive.max()), self._seconds(new, ops), np.concatenate([alive[moved], before]), again)
 
     def _positions(self, new: Schedule) -> NDArray[np.int64]:
         counts = np.zeros(len(self._workspace), dtype=np.int64)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from memfit.ledger.timeline import last_op
 from memfit.levers.saved import block_insides, masks, unread_inputs
 from memfit.levers.saved.line import Line
-from memfit.levers.saved.table import BITS, CACHE, RECOMPUTE, STORED, TIMES
+from memfit.levers.saved.table import BITS, CACHE, DROP, RECOMPUTE, STORED, TIMES
 from memfit.planner.away import Away
 from memfit.planner.candidates import Candidate, candidate_of, candidates_of, windows_of
 from memfit.planner.evaluation import Evaluation, Outcome
@@ -121,6 +121,8 @@ class Search:
     def _try(self, ops: dict[int, str]) -> tuple[Table, Outcome]:
         ops = {**self.always, **ops}
         outcome = self.evaluation.of(ops)
+        # What nobody asks for again must not be decided: ready to make it, the mechanism would hold its inputs until forward ends.
+        ops = {op: do for op, do in ops.items() if op in outcome.again or do in (*STORED, DROP)}
         table = Table(ops, outcome.peak, outcome.seconds)
         if self._has_room(ops) and not any(known.beats(table) for known in self.known):
             self.known = [known for known in self.known if not table.beats(known)] + [table]
