@@ -11,8 +11,11 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+import memfit
 from memfit import Step
 from memfit.ledger import account
+from memfit.levers import LEVERS
+from memfit.levers.saved import table_option
 from memfit.levers.saved.line import Line, line_of
 from memfit.levers.saved.rewriting import with_remakings
 from memfit.levers.saved.schedule import schedule
@@ -145,6 +148,41 @@ def test_masks_are_packed_only_where_that_is_worth_its_time() -> None:
     without, packed = dear.fastest(limit), cheap.fastest(limit)
     assert without is not None and BITS not in without.ops.values()
     assert packed is not None and BITS in packed.ops.values()
+
+
+def residual() -> Step:
+    """The sum goes through a padding, so autograd keeps neither it nor what it was made of: a decision about it would be idle."""
+    torch.manual_seed(0)
+    first, last = nn.Conv2d(8, 8, 3, padding=1), nn.Conv2d(8, 8, 3)
+    net = nn.ModuleList([nn.GroupNorm(2, 8), first, last])
+
+    def loss(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        norm, inner, outer = model  # type: ignore[misc]
+        for _ in range(4):
+            x = outer(nn.functional.pad(x + inner(nn.functional.silu(norm(x))), (1, 1, 1, 1)))
+        return x.pow(2).mean()
+
+    return Step(net, loss, sgd(net), torch.randn(2, 8, 48, 48))
+
+
+def test_a_table_is_what_a_capture_of_it_sees_and_an_idle_decision_would_not_be() -> None:
+    step = residual()
+    ledger = memfit.profile(step, simulate=True)
+    assert ledger.trace is not None
+    search = search_of(line_of(ledger.trace))
+    table = search.fastest((search.plain.peak + search.floor) // 2)
+    assert table is not None and table.ops
+
+    def captured(ops: dict[int, str]) -> int:
+        assert ledger.trace is not None
+        with LEVERS["saved"].apply(step, table_option(ledger.trace, ops, "a table")):
+            return memfit.profile(step, simulate=True).peak_bytes
+
+    assert captured(table.ops) == pytest.approx(table.peak, rel=1e-3)  # a norm's means and deviations
+    sums = [op for op in search.candidates if ledger.trace.ops[op].name == "aten.add.Tensor" and not search.candidates[op].windows]
+    idle = {**table.ops, **dict.fromkeys(sums, RECOMPUTE)}
+    assert sums and search.evaluation.of(idle).peak == table.peak < 0.95 * captured(idle)
+    assert not any(op in found.ops for op in sums for found in search.known)
 
 
 def test_a_search_without_time_still_finds_something() -> None:
