@@ -82,7 +82,7 @@ def test_a_fitted_run_learns_the_same(tmp_path: Path) -> None:
     flags = ("--data-dir", str(tmp_path / "pictures"), "--image-size", "64", "--batch-size", "2", "--epochs", "1")
     run(*flags, "--output-dir", str(tmp_path / "none"))
     said = run(*flags, "--output-dir", str(tmp_path / "fitted"), "--budget", BUDGET).replace("\n", " ")
-    assert "memfit: " in said and "chunk (chunks of 1)" in said and "proven" in said
+    assert "memfit: " in said and "chunk: chunks of 1" in said and "proven" in said
     assert losses(tmp_path / "fitted") == pytest.approx(losses(tmp_path / "none"), rel=1e-5)
 
 
