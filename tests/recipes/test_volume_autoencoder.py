@@ -119,7 +119,7 @@ def test_a_budget_fits_the_same_training(tmp_path: Path, monkeypatch: pytest.Mon
     config = written(tmp_path, **ONE_PART)
     run_here(monkeypatch, "--config", config, "--epochs", 1, "--output-dir", tmp_path / "run", "--budget", budget)
     told = capsys.readouterr().out
-    assert re.search(r"memfit: \w+ \(", told) and "proven" in told
+    assert re.search(r"memfit: \w+: ", told) and "proven" in told
 
 
 @pytest.mark.parametrize(
