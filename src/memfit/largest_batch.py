@@ -38,6 +38,7 @@ def largest_batch(
     *,
     allow: str = "reordered",
     device: str | None = None,
+    host_budget: str | int | None = None,
     levers: Mapping[str, Lever] = LEVERS,
     progress: Callable[[str], None] = lambda words: None,
 ) -> LargestBatch:
@@ -59,7 +60,8 @@ def largest_batch(
                 return False
             progress(f"planning a batch of {samples}")
             try:
-                return planned(resized(step, samples), budget, allow=allow, device=device, levers=some, explain=False).plan.feasible
+                larger = resized(step, samples)
+                return planned(larger, budget, allow=allow, device=device, host_budget=host_budget, levers=some, explain=False).plan.feasible
             except Infeasible:
                 return False
 

@@ -16,8 +16,6 @@ from memfit.records import Speeds
 _TRIES = 3
 _VALUES = 1 << 22
 _FRESH = 1 << 25
-
-
 _TYPICAL = {  # of a middle-sized card and of a laptop's chip, for estimates that are said to be estimates
     "cuda": Speeds(flops=1.5e13, bytes=8e11, bits=1e11, host=1.2e10),
     "mps": Speeds(flops=5e12, bytes=2e11, bits=2.5e10),

@@ -53,7 +53,7 @@ def plan_command(
                 found = memfit.plan(step, budget_bytes, allow=allow, device=device, host_budget=host_budget, progress=progress)
             except Infeasible as no:
                 found = no
-            sizes = _largest(step, budget_bytes, allow, device, progress) if largest_batch else {}
+            sizes = _largest(step, budget_bytes, allow, device, host_budget, progress) if largest_batch else {}
     if output and isinstance(found, memfit.Plan):
         _write(found, output)
     if as_json:
@@ -68,10 +68,12 @@ def plan_command(
         raise click.exceptions.Exit(Infeasible.exit_code)
 
 
-def _largest(step: Any, budget: int, allow: str, device: str | None, progress: Callable[[str], None]) -> dict[str, int]:
+def _largest(
+    step: Any, budget: int, allow: str, device: str | None, host_budget: str | None, progress: Callable[[str], None]
+) -> dict[str, int]:
     from memfit.largest_batch import largest_batch
 
-    return dataclasses.asdict(largest_batch(step, budget, allow=allow, device=device, progress=progress))
+    return dataclasses.asdict(largest_batch(step, budget, allow=allow, device=device, host_budget=host_budget, progress=progress))
 
 
 def _record(found: memfit.Plan | Infeasible, budget: int) -> dict[str, Any]:

@@ -21,7 +21,7 @@ _KEPT = (
     "everything a loss computes outside of modules (exp, log, pow, means)",
 )
 _SPEED = {
-    ("cpu", "bfloat16"): "about as fast as float32 on a CPU without bfloat16 instructions",
+    ("cpu", "bfloat16"): "two to four times slower than float32 on a CPU without bfloat16 instructions",
     ("cpu", "float16"): "many times slower than float32 on most CPUs (17 times where we measured)",
 }
 
