@@ -60,8 +60,8 @@ def largest_batch(
                 return False
             progress(f"planning a batch of {samples}")
             try:
-                larger = resized(step, samples)
-                return planned(larger, budget, allow=allow, device=device, host_budget=host_budget, levers=some, explain=False).plan.feasible
+                it = resized(step, samples)
+                return planned(it, budget, allow=allow, device=device, host_budget=host_budget, levers=some, explain=False).plan.feasible
             except Infeasible:
                 return False
 
