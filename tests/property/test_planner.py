@@ -181,7 +181,7 @@ def test_a_decision_that_nobody_asks_for_again_is_dropped_since_it_would_cost_me
 
     ops = dict.fromkeys((*named("aten.native_group_norm.default"), *named("aten.silu.default")), CACHE)
     idle = {**ops, **dict.fromkeys(named("aten.add.Tensor"), RECOMPUTE)}
-    table, _ = search._try(idle)
+    table, _ = search.tried(idle)
     assert len(idle) > len(ops) == 8 and table.ops == ops
     assert captured(ops) == pytest.approx(table.peak, rel=1e-3)  # but for a norm's means and deviations
     assert captured(idle) > 1.05 * table.peak == 1.05 * search.evaluation.of(idle).peak

@@ -95,5 +95,6 @@ class Evaluation:
 
     def cost(self, op: int, do: str) -> float:
         """Seconds to make a result again, or to put it away or bring it back."""
-        size = sum(int(self._bytes[s]) for s in self.line.made.get(op, ()))
-        return size / self._speeds[do] if do in STORED else float(self.seconds[op])
+        if do not in STORED:
+            return float(self.seconds[op])
+        return sum(int(self._bytes[s]) for s in self.line.made.get(op, ())) / self._speeds[do]

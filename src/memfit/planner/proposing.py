@@ -15,10 +15,10 @@ from memfit.planner.search import Search, Table
 from memfit.records import Ledger, Speeds
 
 Limit = Callable[[Combination], int]
-_AT_ONCE = 4  # combinations among which the time that is left is divided
+_AT_ONCE = 4  # combinations among which the time is divided in which the lowest is looked for
 _LEAST_SECONDS = 0.1
 _A_LOOK = 0.05  # of the time
-_SECONDS_OF_A_PART = 2e-5  # an operator: Python, and random draws that are cut up
+_SECONDS_OF_A_CALL = 1.2e-5  # whatever its size: what each operator of a further micro-batch adds, as four models have it
 
 
 @dataclass(frozen=True)
@@ -60,8 +60,8 @@ class Proposer:
         """Weigh combinations; what stays under `limit`, the peak that a combination's step may have, comes fastest first.
 
         Those that are fastest without any table come first, and those that are slower than what was found are left out, as are those
-        that no table can bring under the limit. When the time is over, only those are still looked at that need no table, and in
-        the end only those that divide the batch most or not at all.
+        that no table can bring under the limit. The most promising of them get most of the time. When it is over, only those are
+        still looked at that need no table, and in the end only those that divide the batch most or not at all.
         """
         deadline, found = time.thread_time() + seconds, dict[int, Proposal]()
         order = sorted(self._places(), key=self._at_least)
@@ -75,12 +75,18 @@ class Proposer:
             if between and (left < -seconds or (left < 0 and combination.ledger.peak_bytes > limit(combination))):
                 continue
             self._look(place, limit, max(_LEAST_SECONDS, _A_LOOK * seconds), found)
-        for turn, place in enumerate(order):
-            left = deadline - time.thread_time()
-            if self._is_slower(place, found) or left < 0:
-                break
-            self._look(place, limit, left / min(_AT_ONCE, len(order) - turn), found)
+        while (started := time.thread_time()) < deadline:
+            self._look_on(order, limit, deadline, found)
+            if time.thread_time() - started < _LEAST_SECONDS:
+                break  # nobody has anything left to try
         return Proposals(self._base(0), sorted(found.values(), key=lambda p: (p.seconds, len(p.combination.options))))
+
+    def _look_on(self, order: list[int], limit: Limit, deadline: float, found: dict[int, Proposal]) -> None:
+        """At each that may still win, for half of the time that is left; the most promising first: a first table costs twice the last."""
+        for place in sorted(order, key=lambda place: self._at_least(place) + found[place].seconds if place in found else inf):
+            left = deadline - time.thread_time()
+            if left > 0 and not self._is_slower(place, found):
+                self._look(place, limit, left / 2, found)
 
     def _look(self, place: int, limit: Limit, seconds: float, found: dict[int, Proposal]) -> None:
         proposal = self._fastest(place, limit(self.combinations[place]), seconds)
@@ -126,7 +132,7 @@ class Proposer:
             assert trace is not None
             self._of_wholes[id(combination.whole)] = float(seconds_of(trace, self.speeds).sum()), len(trace.ops)
         seconds, ops = self._of_wholes[id(combination.whole)]
-        return seconds * self._slower(combination) + ops * _SECONDS_OF_A_PART * combination.repeats + combination.beside
+        return seconds * self._slower(combination) + ops * _SECONDS_OF_A_CALL * (combination.repeats - 1) + combination.beside
 
     def _slower(self, combination: Combination) -> float:
         """Of a batch in parts, for the work that grows with it."""
@@ -143,9 +149,9 @@ class Proposer:
             assert combination.ledger.trace is not None  # rewritten ledgers carry theirs
             seconds = seconds_of(combination.ledger.trace, self.speeds)
             once = float(seconds[[op.phase == "optimizer" for op in combination.ledger.trace.ops]].sum())
-            extra = len(seconds) * _SECONDS_OF_A_PART if combination.repeats > 1 else 0.0
-            each = (float(seconds.sum()) - once) * self._slower(combination) + extra
-            self._seconds[place] = once + each * combination.repeats + combination.beside
+            calls = len(seconds) * _SECONDS_OF_A_CALL * (combination.repeats - 1)
+            each = (float(seconds.sum()) - once) * self._slower(combination)
+            self._seconds[place] = once + each * combination.repeats + calls + combination.beside
         return self._seconds[place]
 
     def _search(self, place: int) -> Search:

@@ -19,15 +19,14 @@ from memfit.levers.saved.table import BITS, CACHE, DROP, RECOMPUTE, STORED, TIME
 from memfit.planner.away import Away
 from memfit.planner.candidates import Candidate, candidate_of, candidates_of, windows_of
 from memfit.planner.evaluation import Evaluation, Outcome
+from memfit.planner.inquiry import Inquiry
 from memfit.planner.programme import Programme
 from memfit.records import Speeds
 
-_ROUNDS = 10
 _TIGHTER = (1.0, 0.96, 0.92, 0.86, 0.8)  # the programme knows no remakings on the way, so it is asked for more than is needed
-_PROPOSING, _DESCENDING = 0.6, 0.85  # of the time, where no proposal fits: until then, and then one by one; the rest takes decisions back
+_STARTING, _PROPOSING, _DESCENDING = 0.3, 0.7, 0.85  # of the time: until when each goes on; the rest takes decisions back
 _FEW = 8  # candidates: every choice between keeping and making again is tried
 _MOST_EXCHANGES = 1000
-_MOMENTS = 12  # the worst moments of a proposal that become limits of the next
 
 
 @dataclass
@@ -54,7 +53,9 @@ class Search:
         self.candidates = candidates_of(line, self.plain.peak)
         self.away = away
         self.ways = [*TIMES, RECOMPUTE, *([away.word] if away.word else [])]
-        self.seeded = self._tried_every_choice = False
+        self._tried_every_choice = False
+        self._started = set[int]()  # limits
+        self._inquiries: dict[tuple[int, int], Inquiry] = {}  # by limit and aim
         self.known: list[Table] = [Table({}, self.plain.peak, 0.0)]  # of all that were tried, those that none beats in both
 
     @cached_property
@@ -65,7 +66,7 @@ class Search:
     @cached_property
     def floor(self) -> int:
         """No table has a lower peak: at every moment, what would be left if each result were away whenever nobody reads it."""
-        line, left = self.evaluation.line, self.evaluation.of(self._packed({})).alive[: len(self.evaluation.seconds)].copy()
+        line, left = self.evaluation.line, self.evaluation.of(self.packed({})).alive[: len(self.evaluation.seconds)].copy()
         for storage in (s for op in self.candidates for s in line.made[op]):
             size, start = line.trace.storages[storage].bytes, line.passing[storage] + 1
             died = last_op(line.trace.storages[storage], len(left))
@@ -76,15 +77,14 @@ class Search:
 
     def _seed(self) -> None:
         """Tables people know: every block made again, at each grain of blocks, and everything put away; the search starts from them too."""
-        self.seeded = True
         saved = {op for op, c in self.candidates.items() if c.windows}
         for inside in block_insides(self.evaluation.line):
-            self._try(self._packed({op: CACHE for op in inside & self.candidates.keys()}))
+            self.tried(self.packed({op: CACHE for op in inside & self.candidates.keys()}))
             if self.away.word:
                 ways = {op: CACHE if op in inside else self.away.word for op in saved | (inside & self.candidates.keys())}
-                self._try(self._packed(ways))
+                self.tried(self.packed(ways))
         if self.away.word:
-            self._try(self._packed(dict.fromkeys(saved, self.away.word)))
+            self.tried(self.packed(dict.fromkeys(saved, self.away.word)))
 
     def fastest(self, limit: int, seconds: float = 4.0) -> Table | None:
         """The fastest table found whose peak is at most `limit`; None where none was found."""
@@ -93,21 +93,45 @@ class Search:
         if self.plain.peak > limit:
             if self.floor > limit:
                 return None
-            if not self.seeded:
-                self._seed()
-            self._greedily(limit, deadline)
-            found = len(self.candidates) <= _FEW
-            if found:
-                self._try_every_choice()
-            for tighter in () if found else _TIGHTER:
-                until = deadline if found else started + _PROPOSING * seconds
-                if time.thread_time() < until:
-                    found |= self._propose(int(limit * tighter), limit, until)
-            if not found:
+            self._start(limit, started + _STARTING * seconds, deadline)
+            self._ask_programme(limit, started + _PROPOSING * seconds)
+            if self._fastest_known(limit) is None:
                 self._descend(limit, started + _DESCENDING * seconds, deadline)
-        best = min((t for t in self.known if t.peak <= limit), key=lambda t: t.seconds, default=None)
-        if best is not None and best.ops:
-            best = self._exchange(self._polish(best, limit, deadline), limit, deadline)
+        best = self._fastest_known(limit)
+        return best if best is None else self._improved(best, limit, deadline)
+
+    def _fastest_known(self, limit: int) -> Table | None:
+        return min((t for t in self.known if t.peak <= limit), key=lambda t: t.seconds, default=None)
+
+    def _start(self, limit: int, soon: float, deadline: float) -> None:
+        """What is found at once, and made better for a while: where the programme is slow, that is already good."""
+        if not self._started:
+            self._seed()
+        if limit not in self._started:
+            self._started.add(limit)
+            self._greedily(limit, deadline)
+        best = self._fastest_known(limit)
+        if best is not None:
+            self._improved(best, limit, soon)
+
+    def _ask_programme(self, limit: int, deadline: float) -> None:
+        """Until one of its proposals fits; where there are few choices, each is tried instead."""
+        if len(self.candidates) <= _FEW:
+            self._try_every_choice()
+            return
+        for aim in (int(limit * tighter) for tighter in _TIGHTER):
+            inquiry = self._inquiries.setdefault((limit, aim), Inquiry(self, aim, limit))
+            inquiry.go_on(deadline)
+            if inquiry.fits or time.thread_time() > deadline:
+                return
+
+    def _improved(self, best: Table, limit: int, deadline: float) -> Table:
+        """As long as single changes make it faster, and there is time."""
+        while best.ops and time.thread_time() < deadline:
+            better = self._exchange(self._polish(best, limit, deadline), limit, deadline)
+            if better is best:
+                break
+            best = better
         return best
 
     def lowest(self, seconds: float) -> Table:
@@ -118,7 +142,8 @@ class Search:
     def _lowest_known(self) -> Table:
         return min(self.known, key=lambda table: (table.peak, table.seconds))
 
-    def _try(self, ops: dict[int, str]) -> tuple[Table, Outcome]:
+    def tried(self, ops: dict[int, str]) -> tuple[Table, Outcome]:
+        """What a table gives; it is remembered if none that is known beats it."""
         ops = {**self.always, **ops}
         outcome = self.evaluation.of(ops)
         # What nobody asks for again must not be decided: ready to make it, the mechanism would hold its inputs until forward ends.
@@ -128,7 +153,7 @@ class Search:
             self.known = [known for known in self.known if not table.beats(known)] + [table]
         return table, outcome
 
-    def _packed(self, ops: dict[int, str]) -> dict[int, str]:
+    def packed(self, ops: dict[int, str]) -> dict[int, str]:
         """A table with all masks in bits; those that are not worth it are taken back when the table is polished."""
         return {**self.always, **dict.fromkeys(self.masks, BITS), **ops}
 
@@ -138,29 +163,10 @@ class Search:
             return True
         return sum(self.candidates[op].bytes for op, do in ops.items() if do == self.away.word and op in self.candidates) <= self.away.room
 
-    def _propose(self, aim: int, limit: int, deadline: float) -> bool:
-        """Solve, follow exactly, learn where the programme was wrong, solve again: whether that led to a table under the limit."""
-        alive, error = self.plain.alive, np.zeros(len(self.plain.alive))
-        plain = np.concatenate([self.plain.alive[: len(self.plain.alive) // 2], self.evaluation.before])
-        moments: list[int] = []
-        for _ in range(_ROUNDS):
-            moments = sorted({*moments, *_worst(alive, aim)})
-            excess = [float(plain[m] + error[m] - aim) for m in moments]
-            ops = self.programme.solve(moments, excess, max(0.2, min(1.5, deadline - time.thread_time())))
-            if ops is None:
-                return False
-            table, outcome = self._try(self._packed(ops))
-            if table.peak <= limit or time.thread_time() > deadline:
-                return table.peak <= limit
-            alive = outcome.alive
-            for m in {*moments, *_worst(alive, aim)}:
-                error[m] = float(alive[m] - plain[m] + self.programme.freed(ops, m))
-        return False
-
     def _greedily(self, limit: int, deadline: float) -> None:
         """Always what frees most at the highest moment for its seconds: seldom the best, but found at once, as are all on the way."""
         ops: dict[int, str] = {}
-        table, outcome = self._try(ops)
+        table, outcome = self.tried(ops)
         while table.peak > limit and time.thread_time() < deadline:
             moment = int(outcome.alive.argmax()) % len(self.evaluation.before)
             changes = [(c, self._freeing(c, moment)) for c in (self.candidates | self.masks).values() if c.is_away_at(moment)]
@@ -169,7 +175,7 @@ class Search:
                 return
             best, way = max(changes, key=lambda change: change[0].bytes / max(1e-9, self._cost(*change)))
             ops = {**ops, best.op: way}
-            table, outcome = self._try(ops)
+            table, outcome = self.tried(ops)
 
     def _freeing(self, candidate: Candidate, moment: int) -> str:
         """The cheapest decision that keeps a result out of memory at a moment."""
@@ -188,11 +194,11 @@ class Search:
         self._descend_from(above.ops, limit, soon)
         for start in (above.ops, *(dict.fromkeys(self.candidates, way) for way in (RECOMPUTE, CACHE))):
             if time.thread_time() < deadline and not any(t.peak <= limit for t in self.known):
-                self._descend_from(self._packed(start), limit, deadline)
+                self._descend_from(self.packed(start), limit, deadline)
 
     def _descend_from(self, start: dict[int, str], limit: int, deadline: float) -> None:
         """One change after the other: the one that takes most off the excess for its seconds; two at once where one does not help."""
-        table, outcome = self._try(start)
+        table, outcome = self.tried(start)
         while table.peak > limit and time.thread_time() < deadline:
             moves = self._moves(self._neighbours(table.ops, outcome), table, outcome, limit, deadline)
             moves = moves or self._moves(self._second_neighbours(table.ops, outcome), table, outcome, limit, deadline)
@@ -206,7 +212,7 @@ class Search:
         """Those of the tables that are nearer to the limit, with what they gain for each second."""
         excess, moves = _excess(outcome, limit), []
         for ops in tables:
-            other, result = self._try(ops)
+            other, result = self.tried(ops)
             less = excess - _excess(result, limit)
             if less > 0:
                 moves.append((less / max(1e-6, other.seconds - table.seconds), other, result))
@@ -239,7 +245,7 @@ class Search:
             for ops in self._changed(best.ops, op):
                 if time.thread_time() > deadline:
                     return best
-                table, _ = self._try(ops)
+                table, _ = self.tried(ops)
                 if table.peak <= limit and table.seconds < best.seconds:
                     best = table
                     break
@@ -253,7 +259,7 @@ class Search:
         for op, other in product(sorted(decided), sorted(self.candidates.keys() - decided)):
             if time.thread_time() > deadline:
                 return best
-            table, _ = self._try({**{k: v for k, v in best.ops.items() if k != op}, other: CACHE})
+            table, _ = self.tried({**{k: v for k, v in best.ops.items() if k != op}, other: CACHE})
             if table.peak <= limit and table.seconds < best.seconds:
                 return self._exchange(table, limit, deadline)
         return best
@@ -262,7 +268,7 @@ class Search:
         """Between keeping and making again."""
         if not self._tried_every_choice:
             for ways in product((None, RECOMPUTE), repeat=len(self.candidates)):
-                self._try({op: way for op, way in zip(self.candidates, ways, strict=True) if way})
+                self.tried({op: way for op, way in zip(self.candidates, ways, strict=True) if way})
             self._tried_every_choice = True
 
 
@@ -277,15 +283,3 @@ def _joined(windows: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
 
 def _excess(outcome: Outcome, limit: int) -> float:
     return float(np.maximum(outcome.alive - limit, 0).sum())
-
-
-def _worst(alive: NDArray[np.int64], limit: int) -> list[int]:
-    """The highest moments above the limit that are not beside a higher one."""
-    over = [int(m) for m in np.argsort(-alive) if alive[m] > limit]
-    chosen: list[int] = []
-    for m in over:
-        if all(abs(m - other) > 3 for other in chosen):
-            chosen.append(m)
-        if len(chosen) == _MOMENTS:
-            break
-    return chosen

@@ -25,6 +25,7 @@ class Line:
     drawn: frozenset[int]  # ops whose result holds random numbers: it is packed where that is possible, never made again
     ends: list[int]  # row of trace.saved: the last op of the gradient that reads it
     passing: dict[int, int]  # storage: the last op that would see it if autograd kept nothing
+    turns: list[int]  # op: the first one at or after it that is not of a forward pass
 
 
 def line_of(trace: Trace) -> Line:
@@ -52,7 +53,7 @@ def line_of(trace: Trace) -> Line:
     needs = [() if op.name == _NO_VALUES_NEEDED else tuple(dict.fromkeys(op.inputs)) for op in trace.ops]
     ends = _ends(trace)
     drawn = frozenset(s[0] for s in writers.values() if any(_draws(trace.ops[writer].name) for writer in s))
-    return Line(trace, dict(made), writers, needs, dict(kept), drawn, ends, _passing(trace, writers, kept, ends))
+    return Line(trace, dict(made), writers, needs, dict(kept), drawn, ends, _passing(trace, writers, kept, ends), _turns(trace))
 
 
 def _draws(name: str) -> bool:
@@ -70,6 +71,13 @@ def _ends(trace: Trace) -> list[int]:
 
 def _end(saved: Saved, last: dict[int, int]) -> int:
     return -1 if saved.read is None else max(saved.read, last.get(saved.op, saved.read))
+
+
+def _turns(trace: Trace) -> list[int]:
+    turns = [len(trace.ops)]
+    for number in reversed(range(len(trace.ops))):
+        turns.append(turns[-1] if trace.ops[number].phase == "forward" else number)
+    return turns[:0:-1]
 
 
 def _passing(trace: Trace, makers: dict[int, list[int]], kept: dict[int, list[int]], ends: list[int]) -> dict[int, int]:

@@ -76,7 +76,9 @@ class _Follower:
         trace = self.line.trace
         keeps: dict[int, int] = defaultdict(lambda: -1)
         handles = []
-        for row, kept in enumerate(trace.saved):
+        unread = {trace.ops[op].inputs[0] for op in self.dropped}
+        for row in (row for s in self.noded | unread for row in self.line.kept.get(s, ())):
+            kept = trace.saved[row]
             if kept.op in self.dropped and kept.storage == trace.ops[kept.op].inputs[0]:
                 self.result.died.setdefault(kept.storage, -2)
             elif kept.storage in self.noded and self._made_before(kept.storage, kept.op):
@@ -100,7 +102,9 @@ class _Follower:
         end = self.line.ends[row]
         self.ends[wanted] = max(self.ends[wanted], end)
         order = self._order(wanted)
-        before = self.result.again[kept.read] if order else []
+        if not order:
+            return
+        before = self.result.again[kept.read]
         uses: dict[int, int] = defaultdict(int)
         for node in order:
             for source in self.sources[node]:
@@ -179,7 +183,7 @@ class _Follower:
                 first_users.setdefault(source, node)
         queue = sorted((self._put_away_at(s, first_users), s) for op in stored if self.ops[op] in (DISK, HOST) for s in self.makes[op])
         for place, (moment, s) in enumerate(queue):
-            end = next((n for n in range(self.line.writers[s][0], len(trace.ops)) if trace.ops[n].phase != "forward"), len(trace.ops))
+            end = self.line.turns[self.line.writers[s][0]]
             followed = [later for later, _ in queue[place + WAITING : place + WAITING + 1]]
             if moment < len(trace.ops):
                 self.result.died[s] = min([end, *followed]) - 1
