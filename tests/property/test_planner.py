@@ -140,10 +140,21 @@ def test_an_evaluation_that_forgets_remakings_would_be_noticed() -> None:
     assert search_of(line).evaluation.of(ops).peak != account(with_remakings(line, without)).peak_bytes
 
 
+def test_a_decision_costs_something_by_itself_and_so_does_every_call_that_is_watched() -> None:
+    line = network(["linear", "tanh", "linear", "tanh", "linear"])
+    search = Search(line, np.zeros(len(line.trace.ops)), SPEEDS, Away())
+    first, second, *_ = (op for op in search.candidates if line.trace.ops[op].name == "aten.tanh.default")
+    nothing, one, two = (search.evaluation.of(dict.fromkeys(ops, CACHE)).seconds for ops in ((), (first,), (first, second)))
+    assert nothing == 0.0
+    assert one > len(line.trace.saved) * 1e-6  # hooks see every tensor that autograd saves, whatever is decided
+    assert one < two < 2 * one
+
+
 def test_masks_are_packed_only_where_that_is_worth_its_time() -> None:
     line = network(["linear", "dropout", "dropout", "dropout", "linear"])
-    dear = Search(line, seconds_of(line.trace, SPEEDS), Speeds(bits=1e3), Away())
-    cheap = Search(line, seconds_of(line.trace, SPEEDS), Speeds(bits=1e15), Away())
+    seconds = 1000 * seconds_of(line.trace, SPEEDS)  # of ops for which what a decision costs by itself is nothing
+    dear = Search(line, seconds, Speeds(bits=1e3), Away())
+    cheap = Search(line, seconds, Speeds(bits=1e15), Away())
     limit = int(0.95 * dear.plain.peak)
     without, packed = dear.fastest(limit), cheap.fastest(limit)
     assert without is not None and BITS not in without.ops.values()

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from memfit.levers.saved.line import Line
 from memfit.levers.saved.schedule import Schedule, schedule
 from memfit.levers.saved.table import BITS, DISK, HOST, STORED
+from memfit.planner.watching import SECONDS_OF_A_DECISION, Watching
 from memfit.records import Speeds
 
 
@@ -36,6 +37,7 @@ class Evaluation:
         self._died = np.array([count - 1 if s.died is None else s.died for s in trace.storages], dtype=np.int64)
         self._bytes = np.array([s.bytes for s in trace.storages], dtype=np.int64)
         self._workspace = np.array([op.workspace for op in trace.ops], dtype=np.int64)
+        self._watching = Watching(trace)
         self.before = self._before()
 
     def _before(self) -> NDArray[np.int64]:
@@ -91,10 +93,10 @@ class Evaluation:
 
     def _seconds(self, new: Schedule, ops: Mapping[int, str]) -> float:
         again = sum(self.cost(node, ops.get(node, "")) for nodes in new.again.values() for node in nodes)
-        return again + sum(self.cost(op, do) for op, do in ops.items() if do in STORED)
+        return again + sum(self.cost(op, do) for op, do in ops.items() if do in STORED) + self._watching.seconds(ops)
 
     def cost(self, op: int, do: str) -> float:
         """Seconds to make a result again, or to put it away or bring it back."""
         if do not in STORED:
-            return float(self.seconds[op])
-        return sum(int(self._bytes[s]) for s in self.line.made.get(op, ())) / self._speeds[do]
+            return float(self.seconds[op]) + SECONDS_OF_A_DECISION
+        return sum(int(self._bytes[s]) for s in self.line.made.get(op, ())) / self._speeds[do] + SECONDS_OF_A_DECISION

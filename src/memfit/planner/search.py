@@ -55,6 +55,7 @@ class Search:
         self.ways = [*TIMES, RECOMPUTE, *([away.word] if away.word else [])]
         self._tried_every_choice = False
         self._started = set[int]()  # limits
+        self._settled: dict[int, Table] = {}  # by limit: no single change makes it faster
         self._inquiries: dict[tuple[int, int], Inquiry] = {}  # by limit and aim
         self.known: list[Table] = [Table({}, self.plain.peak, 0.0)]  # of all that were tried, those that none beats in both
 
@@ -127,10 +128,10 @@ class Search:
 
     def _improved(self, best: Table, limit: int, deadline: float) -> Table:
         """As long as single changes make it faster, and there is time."""
-        while best.ops and time.thread_time() < deadline:
+        while best.ops and self._settled.get(limit) is not best and time.thread_time() < deadline:
             better = self._exchange(self._polish(best, limit, deadline), limit, deadline)
-            if better is best:
-                break
+            if better is best and time.thread_time() < deadline:
+                self._settled[limit] = best
             best = better
         return best
 

@@ -1,0 +1,42 @@
+"""What the mechanism itself costs: Python around autograd's saved tensors, and around the operators of watched module calls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cached_property
+
+import numpy as np
+
+from memfit.records import Trace
+
+SECONDS_OF_A_DECISION = 4e-5  # to write down how a result is made, and to make it again: beside the operator's own time
+_SECONDS_OF_A_HOOK = 5e-6  # for each tensor that autograd saves
+_SECONDS_OF_A_LOOK = 1.2e-5  # at each operator of a watched call
+
+
+class Watching:
+    """For one trace."""
+
+    def __init__(self, trace: Trace) -> None:
+        self.trace = trace
+        self.hooks = len(trace.saved) * _SECONDS_OF_A_HOOK
+
+    def seconds(self, decided: Iterable[int]) -> float:
+        """With decisions about the results of some ops; none: nothing is installed."""
+        watched = np.zeros(len(self.trace.ops), dtype=np.bool_)
+        for first, last in {self._smallest_call[op] for op in decided}:
+            watched[first : last + 1] = True
+        count = int(np.count_nonzero(watched))
+        return self.hooks + count * _SECONDS_OF_A_LOOK if count else 0.0
+
+    @cached_property
+    def _smallest_call(self) -> list[tuple[int, int]]:
+        """For each op the module call that is watched if it is decided about; outside of all, the whole phase."""
+        phases: dict[str, tuple[int, int]] = {}
+        for now, op in enumerate(self.trace.ops):
+            if op.phase == "forward":
+                phases[op.loss] = phases.get(op.loss, (now, now))[0], now
+        found = [phases.get(op.loss, (0, 0)) for op in self.trace.ops]
+        for call in sorted(self.trace.calls, key=lambda call: call.first - call.last):  # the longest first
+            found[call.first : call.last + 1] = [(call.first, call.last)] * (call.last + 1 - call.first)
+        return found
