@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from math import inf
+from math import inf, prod
 
 from memfit.levers.saved.line import line_of
 from memfit.planner.away import away_from
 from memfit.planner.combining import Combination, Rewriter, combinations, is_allowed
 from memfit.planner.costs import seconds_of, slower_in_parts
 from memfit.planner.search import Search, Table
+from memfit.planner.watching import SECONDS_OF_A_LOOK
 from memfit.records import Ledger, Speeds
 
 Limit = Callable[[Combination], int]
@@ -151,8 +152,17 @@ class Proposer:
             once = float(seconds[[op.phase == "optimizer" for op in combination.ledger.trace.ops]].sum())
             calls = len(seconds) * _SECONDS_OF_A_CALL * (combination.repeats - 1)
             each = (float(seconds.sum()) - once) * self._slower(combination)
-            self._seconds[place] = once + each * combination.repeats + calls + combination.beside
+            self._seconds[place] = once + each * combination.repeats + calls + self._replaying(combination) + combination.beside
         return self._seconds[place]
+
+    def _replaying(self, combination: Combination) -> float:
+        """What it takes to give each micro-batch the whole batch's random numbers: masks are packed and unpacked, operators watched."""
+        draws = combination.options[-1].settings["draws"] if combination.repeats > 1 else {}
+        if not draws or combination.whole.trace is None:
+            return 0.0
+        values = sum(float(prod(shape)) for told in draws.values() for _, shape, _ in told)
+        watched = combination.repeats * sum(op.phase == "forward" for op in combination.whole.trace.ops)
+        return 2 * values / self.speeds.bits + watched * SECONDS_OF_A_LOOK
 
     def _search(self, place: int) -> Search:
         if place not in self._searches:

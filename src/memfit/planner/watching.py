@@ -9,9 +9,9 @@ import numpy as np
 
 from memfit.records import Trace
 
-SECONDS_OF_A_DECISION = 4e-5  # to write down how a result is made, and to make it again: beside the operator's own time
+SECONDS_OF_A_DECISION = 3.5e-5  # to write down how a result is made, and to make it again: beside the operator's own time
+SECONDS_OF_A_LOOK = 1.4e-5  # at each operator of a watched call
 _SECONDS_OF_A_HOOK = 5e-6  # for each tensor that autograd saves
-_SECONDS_OF_A_LOOK = 1.2e-5  # at each operator of a watched call
 
 
 class Watching:
@@ -27,7 +27,7 @@ class Watching:
         for first, last in {self._smallest_call[op] for op in decided}:
             watched[first : last + 1] = True
         count = int(np.count_nonzero(watched))
-        return self.hooks + count * _SECONDS_OF_A_LOOK if count else 0.0
+        return self.hooks + count * SECONDS_OF_A_LOOK if count else 0.0
 
     @cached_property
     def _smallest_call(self) -> list[tuple[int, int]]:
