@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -51,6 +52,32 @@ def option(**settings: float) -> Option:
 def test_an_unwatched_peak_is_the_profiled_one() -> None:
     step = made(elementwise)
     assert run_unwatched(step).peak_bytes == pytest.approx(memfit.profile(step).peak_bytes, rel=0.01)
+
+
+def with_dropout() -> Step:
+    net = nn.Sequential(nn.Linear(64, 64), nn.Dropout(0.5), nn.Linear(64, 8))
+    return Step(net, lambda m, x: m(x).pow(2).mean(), torch.optim.SGD(net.parameters(), 0.1), torch.randn(32, 64))
+
+
+def gradients_of(step: Step) -> list[torch.Tensor]:
+    torch.manual_seed(1)
+    step.model.zero_grad()
+    step.differentiate(step.all_phases[0], step.batch, {}, None)
+    return [p.grad.clone() for p in step.model.parameters() if p.grad is not None]
+
+
+@needs_a_compiler
+@pytest.mark.parametrize("as_eager", [True, False])
+def test_compiled_dropout_draws_what_the_plain_step_draws_and_by_itself_would_not(as_eager: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch._dynamo.reset()
+    step = made(with_dropout)
+    plain = gradients_of(step)
+    if not as_eager:
+        monkeypatch.setattr("memfit.levers.compile._drawing_as_eager", nullcontext)
+    with CompileLever().apply(step, CompileLever().candidates(simulated(step))[0]):
+        compiled = gradients_of(step)
+    same = [torch.allclose(a, b, rtol=1e-4, atol=1e-7) for a, b in zip(plain, compiled, strict=True)]
+    assert all(same) == as_eager
 
 
 def test_nothing_unmeasured_is_ever_weighed() -> None:

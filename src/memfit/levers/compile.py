@@ -9,7 +9,7 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -127,10 +127,17 @@ def _inductor(budget: float) -> Callable[..., Any]:
     """Inductor under a budget: blocks of one kind share what is compiled, but never with another budget."""
 
     def compiled(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
-        with functorch_config.patch(activation_memory_budget=budget) if budget != 1.0 else nullcontext():
+        with functorch_config.patch(activation_memory_budget=budget) if budget != 1.0 else nullcontext(), _drawing_as_eager():
             return lookup_backend("inductor")(graph, inputs)
 
     return compiled
+
+
+def _drawing_as_eager() -> AbstractContextManager[Any]:
+    """Dropout with the numbers that the plain step would draw: left to itself, the compiler draws others, which is another training."""
+    from torch._inductor import config  # takes a second, and only those wait for it who compile
+
+    return config.patch(fallback_random=True) if hasattr(config, "fallback_random") else nullcontext()
 
 
 def _compile(module: nn.Module, budget: float, undo: Undo) -> None:
