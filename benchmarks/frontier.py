@@ -65,6 +65,7 @@ def measure(name: str, rounds: int, shares: tuple[float, ...], compilers: tuple[
     torch._dynamo.config.recompile_limit = 64  # one model is compiled in many ways here
     row, kind = MODELS[name]
     step = make_step(row)
+    gradients(step)  # a process's first step is now and then rounded otherwise than all later ones
     reference = [g.clone() for g in gradients(step)]
     eager = peak_of(step)
     fixed = sum(p.numel() * p.element_size() for p in step.model.parameters() if p.requires_grad)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from torch._dynamo.exc import BackendCompilerFailed
+
 from memfit.applying import apply_levers
 from memfit.capture.unwatched import Unwatched, run_unwatched
 from memfit.errors import MemfitError
@@ -34,11 +36,15 @@ def measured_compile(step: Step, *, run_steps: int, progress: Callable[[str], No
 
 
 def _tried(step: Step, option: Option, plain: Unwatched, run_steps: int, progress: Callable[[str], None]) -> Option | None:
-    """The option with what was measured; None where it is not the same training."""
+    """The option with what was measured; None where it does not compile, or is not the same training."""
     row = PlannedLever(option.lever, option.name, option.exactness, settings=option.settings)
     progress(f"compiling {option.name}")
-    with apply_levers(step, [row]):
-        found = run_unwatched(step)
+    try:
+        with apply_levers(step, [row]):
+            found = run_unwatched(step)
+    except BackendCompilerFailed as error:
+        progress(f"{option.name} does not compile: {str(error).splitlines()[0]}")
+        return None
     progress(f"verifying {option.name}, compiled")
     if not verify(step, Plan(True, 0, found.peak_bytes, 0, None, option.exactness, (row,), step=fingerprint(step))).equivalent:
         return None

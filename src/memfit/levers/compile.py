@@ -9,7 +9,7 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -25,6 +25,7 @@ from memfit.levers.undo import Undo
 from memfit.records import Ledger, Op, Option, Saved, Storage, Trace
 from memfit.step import Step
 
+_FUNCTORCH = {"force_non_lazy_backward_lowering": True}  # at the first backward, none of these settings would hold any more
 _BUDGETS = (1.0, 0.5)  # of what the compiler would keep by itself; lower ones were seen to take more, not less
 
 
@@ -127,7 +128,7 @@ def _inductor(budget: float) -> Callable[..., Any]:
     """Inductor under a budget: blocks of one kind share what is compiled, but never with another budget."""
 
     def compiled(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
-        with functorch_config.patch(activation_memory_budget=budget) if budget != 1.0 else nullcontext(), _drawing_as_eager():
+        with functorch_config.patch(**_known(functorch_config, _FUNCTORCH | {"activation_memory_budget": budget})), _drawing_as_eager():
             return lookup_backend("inductor")(graph, inputs)
 
     return compiled
@@ -137,7 +138,13 @@ def _drawing_as_eager() -> AbstractContextManager[Any]:
     """Dropout with the numbers that the plain step would draw: left to itself, the compiler draws others, which is another training."""
     from torch._inductor import config  # takes a second, and only those wait for it who compile
 
-    return config.patch(fallback_random=True) if hasattr(config, "fallback_random") else nullcontext()
+    patched: AbstractContextManager[Any] = config.patch(**_known(config, {"fallback_random": True}))
+    return patched
+
+
+def _known(config: Any, settings: dict[str, Any]) -> dict[str, Any]:
+    """Those of the settings that this version of torch has."""
+    return {name: value for name, value in settings.items() if hasattr(config, name)}
 
 
 def _compile(module: nn.Module, budget: float, undo: Undo) -> None:
