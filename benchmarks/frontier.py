@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import math
 import time
 from pathlib import Path
 
@@ -34,6 +35,7 @@ MODELS = {  # row of the zoo, and the class of its blocks
 SHARES = (0.8, 0.6, 0.4, 0.3, 0.2)
 RESULTS = Path(__file__).parent / "results"
 _SEED = 1
+_SECONDS_OF_EAGER = 6
 
 
 def gradients(step: memfit.Step) -> list[torch.Tensor]:
@@ -72,7 +74,7 @@ def measure(name: str, rounds: int, shares: tuple[float, ...], compilers: tuple[
     limits = [int(fixed + share * (eager - fixed)) for share in shares]
     ways = [*peers(step, kind, compilers), *memfit_ways(step, limits, console.print, compiling="inductor" in compilers)]
     ways = [way for way in ways if examine(way, reference, console)]
-    for _ in range(rounds):
+    for _ in range(max(rounds, math.ceil(_SECONDS_OF_EAGER / cpu_seconds(step)))):  # short steps more often: they are noisier
         for way in ways:
             with way.enter() as changed:
                 way.seconds = min(way.seconds, cpu_seconds(changed))
@@ -114,7 +116,7 @@ def main() -> None:
     """Measure, print, and write the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("models", nargs="*", default=list(MODELS))
-    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=4, help="at least; steps shorter than 1.5 s are run more often")
     parser.add_argument("--shares", type=float, nargs="+", default=SHARES, help="of eager's peak above the fixed part")
     parser.add_argument("--compilers", nargs="*", default=["aot_eager", "inductor"])
     arguments = parser.parse_args()
