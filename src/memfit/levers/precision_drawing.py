@@ -62,6 +62,7 @@ class Drawing:
                 for s in set(op.inputs):
                     self.readers.setdefault(s, []).append(number)
         self._frozen = {n for m in trace.models for n in m.frozen}
+        self._of_branch: dict[int, dict[int, Cast]] = {}  # forward op: gradients cast for its backward
         self._recast: set[int] = set()  # gradients that have gone to another precision
         self._written_out = written_out_attention(trace)
         self._ends = {max(ops) for ops in self._written_out}
@@ -145,6 +146,8 @@ class Drawing:
         """What an op reads where it read an old storage: the storage itself, a cast for it, or the copy that left a module."""
         if cast := self._of_op.get(number, {}).get(s):
             return cast.life
+        if cast := self._of_branch.get(number, {}).get(s):
+            return cast.life
         if s in self.left and number in self.left[s].readers:
             return self.left[s].life
         return self.lives[s]
@@ -176,6 +179,7 @@ class Drawing:
     def _backward(self, number: int, op: Op) -> None:
         reading = number if op.forward is None else op.forward
         self._enter_modules(number, op)
+        self._enter_branch(number, op)
         self._put(number, op, self._is_half(number, op, reading))
         if op.forward is not None and self.last_of[op.forward] == number:
             self._cast_back(number, op)
@@ -194,6 +198,19 @@ class Drawing:
             from_outside = maker is None or self.inside[maker] != call
             if from_outside and not self.lives[g].half and prod(self.old.storages[g].shape) in sizes:
                 self._split(g, op, half=True)
+
+    def _enter_branch(self, number: int, op: Op) -> None:
+        """The gradient of a sum is float32 if one of its sides was; the half-precision side gets a copy in its own."""
+        if op.forward is None:
+            return
+        made = [s for s in self.old.ops[op.forward].outputs if self.old.storages[s].born == op.forward]
+        sizes = {prod(self.old.storages[s].shape) for s in made if self.lives[s].half and s not in self.left}
+        for g in filter(self._is_gradient, dict.fromkeys(op.inputs)):
+            if self.read(op.forward, g).half or prod(self.old.storages[g].shape) not in sizes:
+                continue
+            cast = self._new_cast(g, self.lives[g], True, op)
+            cast.readers += [n for n in range(number, self.last_of[op.forward] + 1) if g in self.old.ops[n].inputs]
+            self._of_branch.setdefault(op.forward, {})[g] = cast
 
     def _is_gradient(self, s: int) -> bool:
         old = self.old.storages[s]
