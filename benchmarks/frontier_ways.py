@@ -53,7 +53,7 @@ def peers(step: memfit.Step, block: str, compilers: tuple[str, ...]) -> Iterator
     yield Way("save_on_cpu", "save_on_cpu", lambda: _offloaded(step))
     parts = 2
     while parts <= step.batch_size:
-        yield Way("micro-batching", f"{parts} micro-batches", partial(_micro_batched, step, parts))
+        yield Way("micro-batching", f"{parts} micro-batches", partial(micro_batched, step, parts))
         parts *= 2
     for compiler in compilers:
         for budget in BUDGETS:
@@ -112,7 +112,7 @@ def _offloaded(step: memfit.Step) -> Iterator[memfit.Step]:
 
 
 @contextmanager
-def _micro_batched(step: memfit.Step, parts: int) -> Iterator[memfit.Step]:
+def micro_batched(step: memfit.Step, parts: int) -> Iterator[memfit.Step]:
     """Accumulation as it is mostly written: equal slices, each with its own random numbers."""
     slices = [memfit.batches.map_tensors(lambda t, i=i: t.chunk(parts)[i], step.batch) for i in range(parts)]
     plain = step.loss

@@ -80,6 +80,20 @@ def test_compiled_dropout_draws_what_the_plain_step_draws_and_by_itself_would_no
     assert all(same) == as_eager
 
 
+@needs_a_compiler
+def test_what_does_not_compile_is_said_and_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(name: str) -> None:
+        raise ValueError(f"{name} is out of order")
+
+    torch._dynamo.reset()
+    monkeypatch.setattr("memfit.levers.compile.lookup_backend", broken)
+    step, said = made(with_dropout), list[str]()
+    before = furniture(step)
+    assert not measured_compile(step, run_steps=100, progress=said.append).options(simulated(step))
+    assert any("the whole model does not compile" in words and "is out of order" in words for words in said)
+    assert furniture(step) == before
+
+
 def test_nothing_unmeasured_is_ever_weighed() -> None:
     ledger = simulated(made(dense))
     assert not [c for c in combinations(ledger, LEVERS, "altered") if any(o.lever == "compile" for o in c.options)]

@@ -37,7 +37,7 @@ class Cast:
 
     source: int
     life: Life
-    readers: list[int] = field(default_factory=list)  # forward ops, by their old numbers
+    readers: list[int] = field(default_factory=list)  # ops, by their old numbers
 
 
 class Drawing:

@@ -7,6 +7,7 @@ from functools import cached_property
 
 import numpy as np
 
+from memfit.levers.saved.table import forward_ops, smallest_calls
 from memfit.records import Trace
 
 SECONDS_OF_A_DECISION = 3.5e-5  # to write down how a result is made, and to make it again: beside the operator's own time
@@ -30,13 +31,11 @@ class Watching:
         return self.hooks + count * SECONDS_OF_A_LOOK if count else 0.0
 
     @cached_property
-    def _smallest_call(self) -> list[tuple[int, int]]:
-        """For each op the module call that is watched if it is decided about; outside of all, the whole phase."""
-        phases: dict[str, tuple[int, int]] = {}
-        for now, op in enumerate(self.trace.ops):
-            if op.phase == "forward":
-                phases[op.loss] = phases.get(op.loss, (now, now))[0], now
-        found = [phases.get(op.loss, (0, 0)) for op in self.trace.ops]
-        for call in sorted(self.trace.calls, key=lambda call: call.first - call.last):  # the longest first
-            found[call.first : call.last + 1] = [(call.first, call.last)] * (call.last + 1 - call.first)
+    def _smallest_call(self) -> dict[int, tuple[int, int]]:
+        """For each op of a forward pass the module call that is watched if it is decided about; outside of all, the whole phase."""
+        found: dict[int, tuple[int, int]] = {}
+        for phase in dict.fromkeys(op.loss for op in self.trace.ops if op.phase == "forward"):
+            if mine := forward_ops(self.trace, phase):
+                found |= dict.fromkeys(mine, (mine[0], mine[-1]))
+                found |= {op: (first, last) for op, (_, first, last) in smallest_calls(self.trace, mine).items()}
         return found

@@ -23,6 +23,9 @@ class Region:
     ordinal: int
 
 
+Span = tuple[Region | None, int, int]  # with its first and last op; None: the whole phase
+
+
 @dataclass(frozen=True)
 class Decision:
     """What is done with an operator's result instead of keeping it: the `ordinal`-th of its name in a region, or in the phase."""
@@ -71,7 +74,7 @@ def make_tables(trace: Trace, ops: Mapping[int, str]) -> dict[str, PhaseTable]:
     """Decisions by op number, sorted into phases and into the module calls that must be watched."""
     tables = {}
     for phase in dict.fromkeys(op.loss for op in trace.ops if op.phase == "forward"):
-        mine = _ops_of(trace, phase)
+        mine = forward_ops(trace, phase)
         decided = [n for n in mine if n in ops]
         if decided:
             spans = regions_around(trace, mine, [*decided, *_later_writers(trace, decided)])
@@ -84,7 +87,7 @@ def ops_of(trace: Trace, tables: Mapping[str, PhaseTable]) -> dict[int, str]:
     """The other way: decisions by op number on this trace; what it does not have is left out."""
     found: dict[int, str] = {}
     for phase, table in tables.items():
-        mine = _ops_of(trace, phase)
+        mine = forward_ops(trace, phase)
         spans = {region: (first, last) for region, first, last in _calls(trace, mine)} | {None: (mine[0], mine[-1])} if mine else {}
         for d in table.decisions:
             first, last = spans.get(d.region, (0, -1))
@@ -93,12 +96,12 @@ def ops_of(trace: Trace, tables: Mapping[str, PhaseTable]) -> dict[int, str]:
     return found
 
 
-def _ops_of(trace: Trace, phase: str) -> list[int]:
+def forward_ops(trace: Trace, phase: str) -> list[int]:
     """Those a table counts: a phase's forward, but for what runs inside memfit's own kernels."""
     return [n for n, op in enumerate(trace.ops) if op.loss == phase and op.phase == "forward" and not op.parts]
 
 
-def _decision(trace: Trace, mine: list[int], spans: Sequence[tuple[Region | None, int, int]], n: int, do: str) -> Decision:
+def _decision(trace: Trace, mine: list[int], spans: Sequence[Span], n: int, do: str) -> Decision:
     region, first, _ = next(span for span in spans if span[1] <= n <= span[2])
     ordinal = sum(trace.ops[other].name == trace.ops[n].name for other in mine if first <= other < n)
     return Decision(trace.ops[n].name, ordinal, region, do)
@@ -114,24 +117,28 @@ def _later_writers(trace: Trace, decided: list[int]) -> list[int]:
     return [n for n, op in writers if any(since.get(s, n) < n for s in op.outputs)]
 
 
-def regions_around(trace: Trace, mine: list[int], decided: list[int]) -> list[tuple[Region | None, int, int]]:
+def regions_around(trace: Trace, mine: list[int], decided: list[int]) -> list[Span]:
     """The smallest module calls that hold all decided ops, none inside another; the whole phase where one ran outside any."""
-    spans = _calls(trace, mine)
-    chosen: list[tuple[Region | None, int, int]] = []
-    for n in decided:
-        around = [span for span in spans if span[1] <= n <= span[2]]
-        if not around:
-            return [(None, mine[0], mine[-1])]
-        chosen.append(min(around, key=lambda span: span[2] - span[1]))
-    chosen = list(dict.fromkeys(chosen))
+    whole, around = (None, mine[0], mine[-1]), smallest_calls(trace, mine)
+    chosen = list(dict.fromkeys(around.get(n, whole) for n in decided))
+    if whole in chosen:
+        return [whole]
     return [a for a in chosen if not any(a[1:] != b[1:] and b[1] <= a[1] and a[2] <= b[2] for b in chosen)]
 
 
-def _calls(trace: Trace, mine: list[int]) -> list[tuple[Region, int, int]]:
+def smallest_calls(trace: Trace, mine: list[int]) -> dict[int, Span]:
+    """For each op of a phase the innermost call around it; those outside of all calls are left out."""
+    found: dict[int, Span] = {}
+    for span in sorted(reversed(_calls(trace, mine)), key=lambda span: span[1] - span[2]):  # of two equal ones the outer counts
+        found.update(dict.fromkeys(range(span[1], span[2] + 1), span))
+    return found
+
+
+def _calls(trace: Trace, mine: list[int]) -> list[Span]:
     """The calls of the step's own modules in a phase, numbered for each module."""
     strangers = tuple(model.name for model in trace.models if model.outside)
     ordinals: dict[str, int] = {}
-    spans = []
+    spans: list[Span] = []
     for call in sorted((c for c in trace.calls if mine[0] <= c.first <= mine[-1]), key=lambda c: (c.first, -c.last)):
         if call.module.startswith(strangers):
             continue
