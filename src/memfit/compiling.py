@@ -43,7 +43,8 @@ def _tried(step: Step, option: Option, plain: Unwatched, run_steps: int, progres
         with apply_levers(step, [row]):
             found = run_unwatched(step)
     except BackendCompilerFailed as error:
-        progress(f"{option.name} does not compile: {str(error).splitlines()[0]}")
+        first_line = str(error.inner_exception).partition("\n")[0]
+        progress(f"{option.name} does not compile: {type(error.inner_exception).__name__}: {first_line}")
         return None
     progress(f"verifying {option.name}, compiled")
     if not verify(step, Plan(True, 0, found.peak_bytes, 0, None, option.exactness, (row,), step=fingerprint(step))).equivalent:
