@@ -29,6 +29,7 @@ demo: $(VENV)/memfit  ## set up, then fit a 3D autoencoder that needs several Gi
 
 lint: $(VENV)/everything  ## style and types
 	$(BIN)/ruff check
+	$(BIN)/ruff format --check src tests benchmarks recipes
 	$(BIN)/mypy
 
 test: lint  ## set up, then run the whole test suite

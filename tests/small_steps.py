@@ -47,9 +47,7 @@ def convolutional_3d() -> Step:
 
 
 def transformer(dropout: float = 0.1) -> Step:
-    net = nn.Sequential(
-        nn.Embedding(100, 32), nn.TransformerEncoderLayer(32, 4, 64, dropout, batch_first=True), nn.Linear(32, 100)
-    )
+    net = nn.Sequential(nn.Embedding(100, 32), nn.TransformerEncoderLayer(32, 4, 64, dropout, batch_first=True), nn.Linear(32, 100))
     tokens = torch.randint(0, 100, (4, 24))
 
     def loss(model: nn.Module, batch: Any) -> torch.Tensor:

@@ -14,9 +14,7 @@ from memfit.step import Step
 _BRING_OPERATORS = {"attention": "reordered", "outer_product": "reordered", "precision": "rounded"}  # and how exact they are at best
 
 
-def with_captured(
-    levers: Mapping[str, Lever], step: Step, plain: Ledger, seen: Callable[[Step], Ledger], allowed: str
-) -> dict[str, Lever]:
+def with_captured(levers: Mapping[str, Lever], step: Step, plain: Ledger, seen: Callable[[Step], Ledger], allowed: str) -> dict[str, Lever]:
     """The levers, with a CapturedLever in place of each allowed one that brings operators which the plain step does not have."""
     names = {name for name, word in _BRING_OPERATORS.items() if EXACTNESS.index(word) <= EXACTNESS.index(allowed)}
     return {name: CapturedLever(lever, step, plain, seen) if name in names else lever for name, lever in levers.items()}

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from functools import partial
+from itertools import groupby
 
 from torch._dynamo.exc import BackendCompilerFailed
 
@@ -30,12 +33,28 @@ def measured_compile(step: Step, *, run_steps: int, progress: Callable[[str], No
     candidates = CompileLever().candidates(profile(step, simulate=True, progress=progress))
     if not candidates:
         return CompileLever([])
-    plain = run_unwatched(step, progress)
-    tried = (_tried(step, option, plain, run_steps, progress) for option in candidates)
-    return CompileLever([option for option in tried if option is not None])
+    tried = partial(_tried, step, run_unwatched(step, progress), run_steps, progress)
+    families = groupby(candidates, lambda option: option.settings["modules"])
+    return CompileLever([option for _, family in families for option in while_it_helps(family, tried)])
 
 
-def _tried(step: Step, option: Option, plain: Unwatched, run_steps: int, progress: Callable[[str], None]) -> Option | None:
+def while_it_helps(family: Iterable[Option], tried: Callable[[Option], Option | None]) -> Iterator[Option]:
+    """The options of one family that passed, down to the first budget which fails or takes no less than one before it.
+
+    On five models every budget below such a one was wrong as well, or larger than the best: minutes of compiling for nothing.
+    """
+    least = math.inf
+    for option in family:
+        found = tried(option)
+        if found is not None:
+            yield found
+        peak = math.inf if found is None else found.settings["measured_peak_bytes"]
+        if peak >= least:
+            return
+        least = peak
+
+
+def _tried(step: Step, plain: Unwatched, run_steps: int, progress: Callable[[str], None], option: Option) -> Option | None:
     """The option with what was measured; None where it does not compile, or is not the same training."""
     row = PlannedLever(option.lever, option.name, option.exactness, settings=option.settings)
     progress(f"compiling {option.name}")
@@ -48,6 +67,7 @@ def _tried(step: Step, option: Option, plain: Unwatched, run_steps: int, progres
         return None
     progress(f"verifying {option.name}, compiled")
     if not verify(step, Plan(True, 0, found.peak_bytes, 0, None, option.exactness, (row,), step=fingerprint(step))).equivalent:
+        progress(f"{option.name} is not the same training: left out")
         return None
     compiling = max(0.0, found.first_seconds - found.seconds)
     slowdown = (found.seconds + compiling / run_steps) / plain.seconds

@@ -14,9 +14,7 @@ def _silent(words: str) -> None:
     """Progress that nobody asked to see."""
 
 
-def profile(
-    step: Step, *, simulate: bool = False, device: str | None = None, progress: Callable[[str], None] = _silent
-) -> Ledger:
+def profile(step: Step, *, simulate: bool = False, device: str | None = None, progress: Callable[[str], None] = _silent) -> Ledger:
     """Where every byte of a step goes: measured on a real run that is rolled back, or predicted without touching memory.
 
     >>> import torch

@@ -34,9 +34,8 @@ class Record:
 
     def to_dict(self) -> dict[str, Any]:
         """The record as plain JSON values, `schema` first."""
-        return {"schema": f"{self.schema}/{self.version}"} | {
-            f.name: _plain(getattr(self, f.name)) for f in dataclasses.fields(self) if f.metadata.get("saved", True)  # type: ignore[arg-type]
-        }
+        saved = [f.name for f in dataclasses.fields(self) if f.metadata.get("saved", True)]  # type: ignore[arg-type]
+        return {"schema": f"{self.schema}/{self.version}"} | {name: _plain(getattr(self, name)) for name in saved}
 
     def save(self, path: str | Path) -> None:
         """Write the record to a file."""

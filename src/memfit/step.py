@@ -114,9 +114,7 @@ class Step:
             return tuple(self.phases)
         assert self.loss is not None and self.optimizer is not None  # faults_of saw to it
         loss = self.loss
-        return (
-            Phase("", lambda model, batch, _carry: loss(model, batch), self.optimizer, self.clip_grad_norm, self.scheduler),
-        )
+        return (Phase("", lambda model, batch, _carry: loss(model, batch), self.optimizer, self.clip_grad_norm, self.scheduler),)
 
     @property
     def optimizers(self) -> tuple[Optimizer, ...]:

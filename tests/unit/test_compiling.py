@@ -13,7 +13,7 @@ import memfit
 from lever_law import differences, furniture, made, simulated, state_after
 from memfit import MemfitError, Step
 from memfit.capture.unwatched import run_unwatched
-from memfit.compiling import measured_compile
+from memfit.compiling import measured_compile, while_it_helps
 from memfit.levers import LEVERS, Undo
 from memfit.levers.compile import CompileLever, compiler_found
 from memfit.planner.combining import combinations
@@ -92,6 +92,24 @@ def test_what_does_not_compile_is_said_and_left_out(monkeypatch: pytest.MonkeyPa
     assert not measured_compile(step, run_steps=100, progress=said.append).options(simulated(step))
     assert any("the whole model does not compile" in words and "is out of order" in words for words in said)
     assert furniture(step) == before
+
+
+@pytest.mark.parametrize(
+    ("peaks", "tried"),
+    [((9, 5, 3, 2), 4), ((9, 5, 7, 2), 3), ((9, 9, 3, 2), 2), ((9, 5, None, 2), 3), ((None, 5, 3, 2), 1)],
+)
+def test_lower_budgets_are_tried_while_they_help(peaks: tuple[int | None, ...], tried: int) -> None:
+    asked = list[float]()
+
+    def found(candidate: Option) -> Option | None:
+        asked.append(candidate.settings["budget"])
+        peak = peaks[len(asked) - 1]
+        return None if peak is None else replace(candidate, settings=candidate.settings | {"measured_peak_bytes": peak})
+
+    family = [option(budget=budget) for budget in (1.0, 0.5, 0.2, 0.05)]
+    passed = list(while_it_helps(family, found))
+    assert asked == [1.0, 0.5, 0.2, 0.05][:tried]
+    assert [o.settings["measured_peak_bytes"] for o in passed] == [peak for peak in peaks[:tried] if peak is not None]
 
 
 def test_nothing_unmeasured_is_ever_weighed() -> None:

@@ -37,9 +37,7 @@ def test_another_batch_is_told() -> None:
 def test_another_optimizer_is_told() -> None:
     step = dense()
     other = replace(step, optimizer=torch.optim.SGD(step.models[""].parameters(), 0.1))
-    assert differences(fingerprint(step), fingerprint(other)) == [
-        "training: AdamW of 4 parameters when planned, SGD of 4 parameters now"
-    ]
+    assert differences(fingerprint(step), fingerprint(other)) == ["training: AdamW of 4 parameters when planned, SGD of 4 parameters now"]
 
 
 def test_a_changed_layer_is_named_and_so_is_a_frozen_one() -> None:

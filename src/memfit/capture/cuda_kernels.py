@@ -68,6 +68,4 @@ def _attention(
         shape = (*query.shape[:-1], key.size(-2))
         attn_mask = query.new_empty(attn_mask.shape) if attn_mask.dtype == torch.bool else attn_mask
         attn_mask = attn_mask.expand(shape)
-    return aten._scaled_dot_product_efficient_attention(
-        query, key, value, attn_mask, True, dropout_p, is_causal, scale=scale
-    )[0]
+    return aten._scaled_dot_product_efficient_attention(query, key, value, attn_mask, True, dropout_p, is_causal, scale=scale)[0]

@@ -49,9 +49,7 @@ class Device:
 
 _DEVICES = {
     "cpu": Device("cpu", measures_workspaces=True),
-    "cuda": Device(
-        "cuda", 512, half_is_cheap=True, notes=(_UNVALIDATED.format("cuda"),), kernels=cuda_kernels, foreach_optimizers=True
-    ),
+    "cuda": Device("cuda", 512, half_is_cheap=True, notes=(_UNVALIDATED.format("cuda"),), kernels=cuda_kernels, foreach_optimizers=True),
     "mps": Device("mps", 256, half_is_cheap=True, notes=(_UNVALIDATED.format("mps"),)),
 }
 

@@ -53,9 +53,7 @@ class MemoryEvents:
             del older  # torch warns, once, of a block that is older than the profile: let it do so now
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         with quiet_stderr():
             self._profile.__exit__(kind, error, trace)
 

@@ -118,9 +118,7 @@ class _Clock:
         command = [sys.executable, str(Path(__file__).with_name("clock.py"))]
         started = time.monotonic()
         environment = {"OMP_WAIT_POLICY": "passive"} | os.environ  # threads that spin while they wait make a busy machine look far slower
-        process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment
-        )
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment)
         assert process.stdin is not None and process.stdout is not None
         alarm = threading.Timer(self._alarm_seconds, process.kill)
         alarm.start()

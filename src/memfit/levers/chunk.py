@@ -66,9 +66,7 @@ class _Around:
 
 
 def _inside(trace: Trace, region: Region) -> Trace:
-    return Trace(
-        trace.ops[region.first : region.last + 1], trace.storages, (), (), (), trace.process, True, trace.device, trace.batch_size
-    )
+    return Trace(trace.ops[region.first : region.last + 1], trace.storages, (), (), (), trace.process, True, trace.device, trace.batch_size)
 
 
 def _draws(trace: Trace) -> tuple[dict[str, list[Any]], str]:

@@ -26,7 +26,7 @@ from memfit.records import Ledger, Op, Option, Saved, Storage, Trace
 from memfit.step import Step
 
 _FUNCTORCH = {"force_non_lazy_backward_lowering": True}  # at the first backward, none of these settings would hold any more
-_BUDGETS = (1.0, 0.5)  # of what the compiler would keep by itself; lower ones were seen to take more, not less
+_BUDGETS = (1.0, 0.5, 0.2, 0.05)  # of what the compiler would keep by itself
 
 
 class CompileLever:

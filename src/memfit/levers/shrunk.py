@@ -41,9 +41,7 @@ class Shrunk:
         if op.phase == "optimizer" or not self.growing.intersection((*op.inputs, *op.outputs)):
             return op
         inside = self._inside_convolution(op) if self.trace.device == "cpu" and self.samples < self.trace.batch_size else None
-        return replace(
-            op, workspace=self.share(op.workspace) if inside is None else inside, workspace_error=self.share(op.workspace_error)
-        )
+        return replace(op, workspace=self.share(op.workspace) if inside is None else inside, workspace_error=self.share(op.workspace_error))
 
     def _inside_convolution(self, op: Op) -> int | None:
         """What a convolution takes inside, which is not in proportion to the samples; None for any other op."""

@@ -47,9 +47,7 @@ LARGE = {
         aten.native_group_norm_backward.default,
         *(meta(4, 32, 96, 96), meta(4, 32, 96, 96), meta(4, 8), meta(4, 8), meta(32), 4, 32, 96 * 96, 8, [True] * 3),
     ),
-    "attention": call(
-        aten._scaled_dot_product_flash_attention_for_cpu.default, *(meta(16, 8, 256, 64) for _ in range(3)), 0.0, True
-    ),
+    "attention": call(aten._scaled_dot_product_flash_attention_for_cpu.default, *(meta(16, 8, 256, 64) for _ in range(3)), 0.0, True),
     "half-precision product": call(aten.mm.default, meta(8192, 512, dtype=torch.bfloat16), meta(512, 1024, dtype=torch.bfloat16)),
     "layer norm backward": call(
         aten.native_layer_norm_backward.default,

@@ -57,7 +57,8 @@ def test_steps_share_what_is_compiled_but_budgets_do_not() -> None:
 
 def test_what_could_be_tried_are_whole_models_and_repeated_blocks() -> None:
     options = {option.name: option for option in LEVER.candidates(simulated(made(blocks)))}
-    assert list(options) == ["the whole model", "the whole model, budget 0.5", "each of 2 blocks", "each of 2 blocks, budget 0.5"]
+    budgets = ("", ", budget 0.5", ", budget 0.2", ", budget 0.05")
+    assert list(options) == [words + budget for words in ("the whole model", "each of 2 blocks") for budget in budgets]
     assert options["each of 2 blocks"].settings["modules"] == ["0", "1"]
     assert all(o.exactness == "reordered" for o in options.values())
 

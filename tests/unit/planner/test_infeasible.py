@@ -42,8 +42,7 @@ def test_everything_that_would_help_is_told_with_its_bytes() -> None:
     assert str(error).splitlines() == [
         "This step does not fit 30.0 MiB: the lowest that can be reached with bitwise techniques is 60.0 MiB "
         "(upper end of the prediction).",
-        f"What fills it: parameters, gradients and optimizer {format_bytes(kept)}; "
-        "the rest is the highest moment of the passes.",
+        f"What fills it: parameters, gradients and optimizer {format_bytes(kept)}; the rest is the highest moment of the passes.",
         "What would help:",
         "  - allow reordered: 20.0 MiB",
         "  - allow rounded: 15.0 MiB",

@@ -143,11 +143,7 @@ def _list_axes(call: Call) -> Iterator[Axis]:
         return
     largest = max(range(len(lists[0])), key=lambda i: lists[0][i].nbytes)
     alone = call.with_args(
-        {
-            i: [arg[largest]]
-            for i, arg in enumerate(call.args)
-            if isinstance(arg, (list, tuple)) and len(arg) == len(lists[0])
-        }
+        {i: [arg[largest]] for i, arg in enumerate(call.args) if isinstance(arg, (list, tuple)) and len(arg) == len(lists[0])}
     )
     rows = alone.args[0][0].size[0] if alone.args[0][0].size else 1
     yield Axis(rows, partial(_all_resized, alone, 0, rows))

@@ -97,5 +97,3 @@ def block_insides(line: Line) -> list[set[int]]:
         found.append({op for op in _large(line) if any(c.first <= op < c.last for c in outer)})
         blocks = [c for c in blocks if c not in outer]
     return found
-
-

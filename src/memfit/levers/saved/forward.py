@@ -176,8 +176,12 @@ class Forward(TorchDispatchMode):
             self._wait_for_copies(tensor)
             for reference in self._readers.pop(id(tensor.untyped_storage()), ()):
                 node = reference()
-                if node is not None and node.outputs is None and any(
-                    kept.tensor.untyped_storage() is tensor.untyped_storage() for kept in _kept_in((node.args, *node.kwargs.values()))
+                if (
+                    node is not None
+                    and node.outputs is None
+                    and any(
+                        kept.tensor.untyped_storage() is tensor.untyped_storage() for kept in _kept_in((node.args, *node.kwargs.values()))
+                    )
                 ):
                     node.times = 1
                     self._quietly(remake, node)
