@@ -19,8 +19,6 @@ WITH_WORKSPACES = {
     ("dense", "optimizer"), ("convolutional_2d", "optimizer"), ("convolutional_3d", "microbatch"), ("frozen_convolutions", "microbatch"),
     ("outer_product_context", "optimizer"),
 }  # fmt: skip
-# Known to be beyond 2 %: "every block made again" on a tiny transformer (2.2 %).
-OFF = {("transformer", "saved")}
 
 
 def errors(name: str, lever: str, look: Callable[[Step], Ledger] = seen) -> list[float]:
@@ -51,19 +49,13 @@ def test_every_lever_is_tried() -> None:
 @pytest.mark.parametrize("name", ZOO)
 def test_the_law(name: str) -> None:
     for lever in applicable(name):
-        if (name, lever) not in OFF | WITH_WORKSPACES:
+        if (name, lever) not in WITH_WORKSPACES:
             assert max(errors(name, lever)) < 0.02, lever
 
 
 @pytest.mark.parametrize("pair", sorted(WITH_WORKSPACES), ids=" ".join)
 def test_the_law_of_whole_profiles(pair: tuple[str, str]) -> None:
     assert max(errors(*pair, simulated)) < 0.02
-
-
-@pytest.mark.parametrize("pair", sorted(OFF), ids=" ".join)
-def test_what_is_left_out_is_really_off(pair: tuple[str, str]) -> None:
-    """So that the list above shrinks when a lever gets better."""
-    assert max(errors(*pair)) >= 0.02, f"{pair[1]} holds the law on {pair[0]} now: take it off the list"
 
 
 @pytest.mark.parametrize("name", ZOO)

@@ -96,26 +96,34 @@ def _whole(written: torch.Tensor, part: Part, made: dict[Node, list[torch.Tensor
 
 
 def remake(wanted: Node) -> list[torch.Tensor]:
-    """The outputs of a node. What is made on the way is freed as soon as nothing in this remaking needs it any more."""
+    """The outputs of a node. What is made on the way is freed as soon as nobody needs it: nothing here refers to a node once it is done."""
     if wanted.outputs is not None:
         return wanted.outputs
-    order = _order(wanted)
-    uses = Counter(source for node in order for source in node.sources())
+    waiting = _order(wanted)[::-1]
+    uses = Counter(source for node in waiting for source in node.sources())
     made: dict[Node, list[torch.Tensor]] = {}
     with torch.no_grad(), _no_autocast():
-        for node in order:
-            first = next(node.sources(), None)
-            alone = first is not None and first.outputs is None and uses[first] == 1
-            outputs = node.run(made, may_overwrite=alone)
-            for source in list(node.sources()):
-                uses[source] -= 1
-                if not uses[source]:
-                    made.pop(source, None)
-            made[node] = outputs
+        while waiting:
+            node = waiting.pop()
+            made[node] = node.run(made, may_overwrite=_is_only_user(node, uses))
+            _release_sources(node, made, uses)
             node.times -= 1
             if not node.times:
-                node.outputs, node.args, node.kwargs = outputs, (), {}
+                node.outputs, node.args, node.kwargs = made[node], (), {}
     return made[wanted]
+
+
+def _is_only_user(node: Node, uses: Counter[Node]) -> bool:
+    first = next(node.sources(), None)
+    return first is not None and first.outputs is None and uses[first] == 1
+
+
+def _release_sources(node: Node, made: dict[Node, list[torch.Tensor]], uses: Counter[Node]) -> None:
+    for source in node.sources():
+        uses[source] -= 1
+        if not uses[source]:
+            del uses[source]
+            made.pop(source, None)
 
 
 def _order(wanted: Node) -> list[Node]:

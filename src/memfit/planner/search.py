@@ -147,7 +147,7 @@ class Search:
         """What a table gives; it is remembered if none that is known beats it."""
         ops = {**self.always, **ops}
         outcome = self.evaluation.of(ops)
-        # What nobody asks for again must not be decided: ready to make it, the mechanism would hold its inputs until forward ends.
+        # What nobody asks for again is not decided: being ready to make it takes time.
         ops = {op: do for op, do in ops.items() if op in outcome.again or do in (*STORED, DROP)}
         table = Table(ops, outcome.peak, outcome.seconds)
         if self._has_room(ops) and not any(known.beats(table) for known in self.known):

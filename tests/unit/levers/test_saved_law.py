@@ -22,8 +22,8 @@ WORDS = [None, RECOMPUTE, *TIMES, DISK, BITS]
 # write to an input of a remaking, which the planner never chooses.
 OFF = {"gradient_penalty", "graph_retained", "written_outside"}
 # Uniform tables hold; mixed ones differ by one of the few small results such a step has.
-OFF_IN_MIXED_TABLES = {*OFF, "transformer", "views", "called_twice", "own_function", "two_phases"}
-OFF_BY_A_LITTLE = {("two_phases", CACHE), ("two_phases", "recompute twice"), ("transformer", "every block made again")}
+OFF_IN_MIXED_TABLES = {*OFF, "called_twice", "own_function", "two_phases"}
+OFF_BY_A_LITTLE = {("two_phases", CACHE), ("two_phases", "recompute twice")}
 
 
 def error(name: str, ops: dict[int, str]) -> float:

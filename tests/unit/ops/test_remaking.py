@@ -38,6 +38,24 @@ def test_after_its_times_a_result_stays_and_lets_its_inputs_go() -> None:
     assert seen() is None and remake(node)[0] is node.outputs[0]
 
 
+def test_what_stays_is_freed_on_the_way_once_nobody_waits_for_it() -> None:
+    """A chain of which each result was to stay: as soon as its last user has been made, nothing refers to it."""
+    x, alive = torch.randn(4), list[int]()
+    made = weakref.WeakSet[torch.Tensor]()
+
+    def counted(value: torch.Tensor) -> torch.Tensor:
+        out = value.sin()
+        made.add(out)
+        alive.append(len(made))
+        return out
+
+    node = Node(counted, [Kept(x)], {}, 1)
+    for _ in range(5):
+        node = Node(counted, [part(node, x)], {}, 1)
+    remake(node)
+    assert alive == [1, 2, 2, 2, 2, 2]
+
+
 def test_an_input_written_to_is_refused() -> None:
     x = torch.randn(4)
     node = Node(SIN, [Kept(x)], {}, 0)

@@ -55,7 +55,7 @@ class Forward(TorchDispatchMode):
         self._found = 0
         self._makers: dict[int, _Maker] = {}
         self._readers: dict[int, list[weakref.ref[Node]]] = {}
-        self._before_chunk: tuple[Counter[str], dict[int, _Maker]] = (Counter(), {})
+        self._before_chunk: tuple[Counter[str], dict[int, weakref.ref[torch.UntypedStorage]]] = (Counter(), {})
         self._fresh: list[Handle] = []  # packed since the last op: the inputs of the one that comes next
         self.hooks = torch.autograd.graph.saved_tensors_hooks(self.pack, self.unpack)
 
@@ -92,8 +92,7 @@ class Forward(TorchDispatchMode):
         """A chunk of a part that is differentiated by itself; `again`: its operators are the ones of the chunk before."""
         if again:
             self._seen = Counter(self._before_chunk[0])
-        self._makers = {key: maker for key, maker in self._makers.items() if maker.storage() is not None}
-        self._before_chunk = Counter(self._seen), dict(self._makers)
+        self._before_chunk = Counter(self._seen), {key: maker.storage for key, maker in self._makers.items()}
 
     @contextmanager
     def after_chunk(self, unwatched: bool) -> Iterator[None]:
@@ -101,7 +100,7 @@ class Forward(TorchDispatchMode):
         if self._elsewhere is not None:
             self._elsewhere.settle()
         before = self._before_chunk[1]
-        self._makers = {key: maker for key, maker in self._makers.items() if key in before and before[key].storage is maker.storage}
+        self._makers = {key: maker for key, maker in self._makers.items() if before.get(key) is maker.storage}
         self._readers = {key: nodes for key, nodes in self._readers.items() if any(node() is not None for node in nodes)}
         self._fresh.clear()
         quiet, self._quiet = self._quiet, self._quiet or unwatched
@@ -149,7 +148,13 @@ class Forward(TorchDispatchMode):
     def _note(self, tensor: torch.Tensor, node: Node | None, index: int, do: str, drawn: bool, writes: int = 0) -> None:
         """From now on this memory can be made again; torch counts a write only after the operator has returned to autograd."""
         storage = tensor.untyped_storage()
-        self._makers[id(storage)] = _Maker(weakref.ref(storage), node, index, do, tensor.dtype, tensor._version + writes, drawn)
+        key = id(storage)
+
+        def gone(reference: weakref.ref[torch.UntypedStorage]) -> None:  # what nobody saved by then, nobody will ask for
+            if key in self._makers and self._makers[key].storage is reference:
+                del self._makers[key]
+
+        self._makers[key] = _Maker(weakref.ref(storage, gone), node, index, do, tensor.dtype, tensor._version + writes, drawn)
 
     def _keep(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):

@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import accumulate
 
 from memfit.levers.saved.line import Line
-from memfit.levers.saved.schedule import Schedule
+from memfit.levers.saved.schedule import ITSELF, Moment, Schedule
 from memfit.records import Call, Op, Storage, Trace
 
 
@@ -16,9 +16,9 @@ def with_remakings(line: Line, new: Schedule) -> Trace:
     counts = [len(new.again.get(number, ())) for number in range(len(trace.ops))]
     moved = [number + count for number, count in enumerate(accumulate(counts))]
 
-    def at(moment: tuple[int, int]) -> int:
+    def at(moment: Moment) -> int:
         op, place = moment
-        return moved[op] if place < 0 else moved[op] - counts[op] + place
+        return moved[op] if place == ITSELF else moved[op] - counts[op] + place
 
     ops: list[Op] = []
     for number, op in enumerate(trace.ops):
@@ -28,7 +28,7 @@ def with_remakings(line: Line, new: Schedule) -> Trace:
         replace(
             storage,
             born=storage.born if storage.born < 0 else moved[storage.born],
-            died=None if storage.died is None and n not in new.died else moved[new.died.get(n, storage.died or 0)],
+            died=at(new.died[n]) if n in new.died else None if storage.died is None else moved[storage.died],
         )
         for n, storage in enumerate(trace.storages)
     ]

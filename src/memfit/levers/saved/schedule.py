@@ -10,14 +10,18 @@ from memfit.levers.saved.line import Line
 from memfit.levers.saved.table import BITS, DISK, DROP, HOST, STORED, TIMES
 from memfit.ops.spill import WAITING
 
+ITSELF = 2**31  # the place of an op, after all the remakings before it
+Moment = tuple[int, int]  # an op, and the place among its remakings, or ITSELF
+_NEVER = (-1, ITSELF)
+
 
 @dataclass
 class Piece:
-    """Memory on the new line; `born` and `died` are (op, place): place -1 is the op itself, others are remakings before it."""
+    """Memory on the new line."""
 
     bytes: int
-    born: tuple[int, int]
-    died: tuple[int, int]
+    born: Moment
+    died: Moment
     source: int  # the storage it is a copy or remaking of
     node: int | None = None  # the forward op whose running again made it, the last one that wrote to it
     stays: bool = False  # until nobody needs it any more
@@ -28,7 +32,7 @@ class Schedule:
     """The new line, told by its differences from the old one."""
 
     again: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))  # before op: the forward ops that run again
-    died: dict[int, int] = field(default_factory=dict)  # storage: the last op during which its first form lives
+    died: dict[int, Moment] = field(default_factory=dict)  # storage: the last moment of its first form
     pieces: list[Piece] = field(default_factory=list)
 
 
@@ -54,8 +58,8 @@ class _Follower:
         for node in sorted(self.times):
             self._connect(node)
         self.runs: dict[int, int] = defaultdict(int)
-        self.kept_since: dict[int, int] = {}
-        self.ends: dict[int, int] = defaultdict(lambda: -1)
+        self.kept_since: dict[int, Moment] = {}
+        self.ends: dict[int, Moment] = defaultdict(lambda: _NEVER)
 
     def _writers(self, s: int) -> list[int]:
         """The nodes of a storage: what is put away has one, in its last form."""
@@ -74,17 +78,17 @@ class _Follower:
 
     def follow(self) -> Schedule:
         trace = self.line.trace
-        keeps: dict[int, int] = defaultdict(lambda: -1)
+        keeps: dict[int, Moment] = defaultdict(lambda: _NEVER)
         handles = []
         unread = {trace.ops[op].inputs[0] for op in self.dropped}
         for row in (row for s in self.noded | unread for row in self.line.kept.get(s, ())):
             kept = trace.saved[row]
             if kept.op in self.dropped and kept.storage == trace.ops[kept.op].inputs[0]:
-                self.result.died.setdefault(kept.storage, -2)
+                self.result.died.setdefault(kept.storage, _NEVER)
             elif kept.storage in self.noded and self._made_before(kept.storage, kept.op):
                 handles.append((kept.read if kept.read is not None else len(trace.ops), row))
             else:
-                keeps[kept.storage] = max(keeps[kept.storage], self.line.ends[row])
+                keeps[kept.storage] = max(keeps[kept.storage], (self.line.ends[row], ITSELF))
         for read, row in sorted(handles):
             if read < len(trace.ops):
                 self._read(row)
@@ -99,7 +103,7 @@ class _Follower:
         kept = self.line.trace.saved[row]
         assert kept.read is not None
         wanted = self._node_at(kept.storage, kept.op)
-        end = self.line.ends[row]
+        end = (self.line.ends[row], ITSELF)
         self.ends[wanted] = max(self.ends[wanted], end)
         order = self._order(wanted)
         if not order:
@@ -111,20 +115,20 @@ class _Follower:
                 uses[source] += 1
         local: dict[int, list[Piece]] = {}
         for node in order:
-            place = len(before)
+            now = (kept.read, len(before))
             before.append(node)
             self.runs[node] += 1
             if self.runs[node] == self.times[node]:
-                self.kept_since[node] = kept.read
-            local[node] = self._overwritten(node, local, uses) or self._new_pieces(node, (kept.read, place))
+                self.kept_since[node] = now
+            local[node] = self._overwritten(node, local, uses) or self._new_pieces(node, now)
             for piece in local[node]:
-                piece.died, piece.stays = (kept.read, place), node in self.kept_since
+                piece.died, piece.stays = now, node in self.kept_since
             for source in self.sources[node]:
                 uses[source] -= 1
                 if source in local and source not in self.kept_since:
-                    _live_until(local[source], (kept.read, place))
+                    _live_until(local[source], now)
         if wanted in local and wanted not in self.kept_since:
-            _live_until([piece for piece in local[wanted] if piece.source == kept.storage], (end, -1))
+            _live_until([piece for piece in local[wanted] if piece.source == kept.storage], end)
 
     def _overwritten(self, node: int, local: dict[int, list[Piece]], uses: dict[int, int]) -> list[Piece] | None:
         """An in-place op writes over what was made before it, if nothing else here needs that."""
@@ -134,7 +138,7 @@ class _Follower:
             piece.node = node
         return pieces
 
-    def _new_pieces(self, node: int, moment: tuple[int, int]) -> list[Piece]:
+    def _new_pieces(self, node: int, moment: Moment) -> list[Piece]:
         pieces = [Piece(self.line.trace.storages[s].bytes, moment, moment, s, node) for s in self.makes[node]]
         self.result.pieces.extend(pieces)
         return pieces
@@ -153,9 +157,9 @@ class _Follower:
                 stack.extend((source, False) for source in self.sources[node])
         return order
 
-    def _hold_inputs(self, keeps: dict[int, int]) -> None:
+    def _hold_inputs(self, keeps: dict[int, Moment]) -> None:
         """How long nodes live, and with them what they hold: as long as a handle or another node waits for them."""
-        released: dict[int, int] = {}
+        released: dict[int, Moment] = {}
         dead = self.ends
         for node in sorted(self.times, reverse=True):
             released[node] = self.kept_since.get(node, dead[node])
@@ -165,17 +169,17 @@ class _Follower:
                 keeps[s] = max(keeps[s], released[node])
         for piece in self.result.pieces:
             if piece.stays and piece.node is not None:
-                piece.died = (dead[piece.node], -1)
+                piece.died = dead[piece.node]
         self._put_away(dead)
         self._first_forms(keeps)
 
-    def _put_away(self, dead: dict[int, int]) -> None:
+    def _put_away(self, dead: dict[int, Moment]) -> None:
         """What is packed takes its fewer bytes all the while; one on its way elsewhere lives until two more have followed it."""
         stored = sorted(op for op, do in self.ops.items() if do in STORED and op in self.makes)
         for op in stored:
-            if self.ops[op] == BITS and dead[op] >= 0:
+            if self.ops[op] == BITS and dead[op] > _NEVER:
                 for s in self.makes[op]:
-                    self.result.pieces.append(Piece(_packed_bytes(self.line, s), (self.line.writers[s][-1], -1), (dead[op], -1), s))
+                    self.result.pieces.append(Piece(_packed_bytes(self.line, s), (self.line.writers[s][-1], ITSELF), dead[op], s))
         trace = self.line.trace
         first_users: dict[int, int] = {}
         for node in sorted(self.times):
@@ -186,7 +190,7 @@ class _Follower:
             end = self.line.turns[self.line.writers[s][0]]
             followed = [later for later, _ in queue[place + WAITING : place + WAITING + 1]]
             if moment < len(trace.ops):
-                self.result.died[s] = min([end, *followed]) - 1
+                self.result.died[s] = (min([end, *followed]) - 1, ITSELF)
 
     def _put_away_at(self, s: int, first_users: Mapping[int, int]) -> int:
         """Before this op: it is the first that needs the storage for later; one past the last where none does."""
@@ -195,17 +199,18 @@ class _Follower:
         never = len(self.line.trace.ops)
         return min([*(op + 1 if op == made else op for op in saved if op >= made), first_users.get(made, never), never])
 
-    def _first_forms(self, keeps: dict[int, int]) -> None:
+    def _first_forms(self, keeps: dict[int, Moment]) -> None:
         trace = self.line.trace
         for s in {*self.noded, *self.result.died}:
-            self.result.died[s] = max(self.line.passing.get(s, trace.storages[s].born), keeps[s], self.result.died.get(s, -1))
+            passing = (self.line.passing.get(s, trace.storages[s].born), ITSELF)
+            self.result.died[s] = max(passing, keeps[s], self.result.died.get(s, _NEVER))
         for s, until in keeps.items():
             died = trace.storages[s].died
-            if s not in self.result.died and died is not None and until > died:
+            if s not in self.result.died and died is not None and until > (died, ITSELF):
                 self.result.died[s] = until
 
 
-def _live_until(pieces: list[Piece], moment: tuple[int, int]) -> None:
+def _live_until(pieces: list[Piece], moment: Moment) -> None:
     for piece in pieces:
         piece.died = moment
 
