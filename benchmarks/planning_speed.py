@@ -1,9 +1,10 @@
-"""How long planning takes: `python benchmarks/planning_speed.py [ROW…]`.
+"""How long planning takes: `python benchmarks/planning_speed.py [ROW…]`; results/planning.md is written when every row is run.
 
-Each step is built without memory and planned for half of its peak above the fixed part. Timing ops comes first, once for this machine,
-and is not counted; then a second plan is: the search alone, and all of it with its simulated captures. Seconds are CPU seconds, of this
-process and of those it starts, so that a busy machine does not count. Exits with 1 if a bound is passed: 5 s for the search and 15 s for
-all of it, 30 s for a transformer of 48 layers with more than 2,500 operators in forward.
+The five recipes' steps, one of each model of the accuracy table, and a deep transformer. Each step is built without memory and planned
+for half of its peak above the fixed part. Timing ops comes first, once for this machine, and is not counted; then a second plan is: the
+search alone, and all of it with its simulated captures. Seconds are CPU seconds, of this process and of those it starts, so that a busy
+machine does not count. Exits with 1 if a bound is passed: 5 s for the search and 15 s for all of it, 30 s for a transformer of 48 layers
+with more than 2,500 operators in forward.
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import torch
 from rich.console import Console
@@ -24,11 +26,22 @@ from torch import nn
 import memfit
 from memfit import Step
 from memfit.capture.simulation import built_without_memory
+from memfit.commands.target import load_step
 from memfit.planner.proposing import Proposer
 from zoo import ROWS, make_step
 
 DEEP = "48 layers"
+CASES = {
+    "conditional_unet": "train.py",
+    "radar_vae": "train_latent_diffusion.py",
+    "pixel_loss": "train.py",
+    "volume_autoencoder": "train_autoencoder.py",
+    "cifar10": "train.py",
+}
+_ROOT = Path(__file__).parent.parent
 _SHARE = 0.5
+_TITLE = "CPU seconds for a plan at half of the peak"
+_HEADER = ("step", "ops in forward", "search", "all", "the plan, by its predicted slowdown")
 _BOUNDS, _DEEP_BOUNDS = (5.0, 15.0), (30.0, 30.0)  # of the search, and of all of it
 
 
@@ -78,9 +91,20 @@ def searching_timed(taken: Taken) -> Iterator[None]:
             setattr(Proposer, name, method)
 
 
-def measured(build: Callable[[], Step]) -> tuple[Taken, int, str]:
+def all_rows() -> list[str]:
+    """The cases, one row of each model, and the deep one."""
+    return [*CASES, *{row.split("-")[0]: row for row in reversed(ROWS)}.values(), DEEP]
+
+
+def simulated_step(row: str) -> Step:
+    """Of a case, of a row of the zoo, or the deep one; without memory."""
+    if row in CASES:
+        return load_step(f"{_ROOT / 'recipes' / row / CASES[row]}:make_step", simulate=True)
+    return built_without_memory(deep if row == DEEP else partial(make_step, row))
+
+
+def measured(step: Step) -> tuple[Taken, int, str]:
     """Seconds, operators in forward, and what came of it."""
-    step = built_without_memory(build)
     plain = memfit.profile(step, simulate=True)
     forward = sum(op.phase == "forward" for op in plain.trace.ops)
     budget = int(plain.process_high_bytes - (1 - _SHARE) * plain.peak_bytes)
@@ -100,19 +124,28 @@ def measured(build: Callable[[], Step]) -> tuple[Taken, int, str]:
 
 def main(rows: list[str]) -> int:
     """Print the table; 1 if planning is too slow anywhere."""
-    table = Table("row", "ops in forward", "search", "all", "", title="CPU seconds for a plan at half of the peak")
     console = Console(width=None if sys.stdout.isatty() else 160)
-    late = False
+    lines, late = [], False
     for row in rows:
         started = time.monotonic()
-        taken, forward, answer = measured(deep if row == DEEP else partial(make_step, row))
+        taken, forward, answer = measured(simulated_step(row))
         bounds = _DEEP_BOUNDS if row == DEEP else _BOUNDS
         late |= taken.search > bounds[0] or taken.all > bounds[1]
-        table.add_row(row, str(forward), f"{taken.search:.1f}", f"{taken.all:.1f}", answer)
+        lines.append((row, str(forward), f"{taken.search:.1f}", f"{taken.all:.1f}", answer))
         console.print(f"{row}: {taken.search:.1f} s, {taken.all:.1f} s ({time.monotonic() - started:.0f} s for everything)")
+    table = Table(*_HEADER, title=_TITLE)
+    for line in lines:
+        table.add_row(*line)
     console.print(table)
+    if rows == all_rows():
+        parts = [f"# {_TITLE}", "", _row(_HEADER), _row(["---"] * len(_HEADER)), *map(_row, lines)]
+        (_ROOT / "benchmarks" / "results" / "planning.md").write_text("\n".join(parts) + "\n")
     return int(late)
 
 
+def _row(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:] or [*ROWS, DEEP]))
+    sys.exit(main(sys.argv[1:] or all_rows()))
