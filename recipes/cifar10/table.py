@@ -25,6 +25,7 @@ from recipes.cifar10 import data
 from recipes.cifar10.curves import BATCH, INTO_THE_SECOND, MICRO, STEPS, Curve, curve, make_documented_step
 from recipes.cifar10.train import make_step
 from recipes.cifar10.training import documented_epoch
+from recipes.kit.largest import write_largest
 from recipes.kit.measuring import Measured, Way, apart, measure
 from recipes.kit.tables import write_block, write_table
 
@@ -143,6 +144,11 @@ def predictions() -> None:
     write_table(README, "predicted", ["predicted peak", "", "CPU", "MPS", "CUDA"], rows)
 
 
+def largest() -> None:
+    """Pictures in the memory that the document gives the original."""
+    write_largest(README, "1.1GB", {"h2q, as documented": partial(make_step, "h2q")}, "cpu")
+
+
 def final_run(directory: Path) -> None:
     """Both models trained in the fitted form, and the end of what the program prints."""
     blocks = []
@@ -167,6 +173,7 @@ def main() -> None:
     parser.add_argument("--data-dir", type=Path, help="where CIFAR-10 lies, as downloaded or as npz")
     directory = parser.parse_args().data_dir
     predictions()
+    largest()
     for name in BUDGETS:
         memory(name)
     if directory:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 import tempfile
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from memfit.levers import LEVERS
 from memfit.records import Plan, PlannedLever
 from memfit.units import format_bytes
 from recipes.kit.budget import levers_in_words
+from recipes.kit.largest import write_largest
 from recipes.kit.measuring import Measured, Way, measure
 from recipes.kit.tables import write_table
 from recipes.pixel_loss.loss import Chunks
@@ -131,6 +133,12 @@ def eight_row(size: int) -> list[str]:
     return [f"{size}²", format_bytes(single), format_bytes(chunked), f"{chunked / single:.3f}"]
 
 
+def largest() -> None:
+    """Images of 512² on a card of 24 GiB."""
+    forms = {"original": partial(make_original, 512, 4), HAND_FIX: partial(make_original, 512, 4, hand_fix=True)}
+    write_largest(README, "24GiB", forms, "cuda")
+
+
 def gradient_rows(case: Case) -> list[list[str]]:
     """How far llm2vae's gradients are from the original's, really run, for each way."""
     expected = _gradient(make_original(case.image_size, case.batch_size))
@@ -161,6 +169,7 @@ def main() -> None:
         README, "predicted", ("images", "way", "peak", "saved", "time"), [row for case in PREDICTED for row in predicted_rows(case)]
     )
     write_table(README, "eight", ("images", "one, original", "eight, one at a time", "ratio"), [eight_row(size) for size in EIGHT])
+    largest()
     write_table(README, "gradients", ("way", "distance from the original's"), gradient_rows(COMPARED))
     with tempfile.TemporaryDirectory() as folder:
         rows = [row for case in MEASURED for row in measured_rows(case, Path(folder))]
