@@ -53,7 +53,7 @@ class Forward(TorchDispatchMode):
         self._region: Region | None = None
         self._seen: Counter[str] = Counter()
         self._found = 0
-        self._makers: dict[int, _Maker] = {}
+        self._makers: dict[int, _Maker] = {}  # an entry goes with its memory, at any time: walk over a copy
         self._readers: dict[int, list[weakref.ref[Node]]] = {}
         self._before_chunk: tuple[Counter[str], dict[int, weakref.ref[torch.UntypedStorage]]] = (Counter(), {})
         self._fresh: list[Handle] = []  # packed since the last op: the inputs of the one that comes next
@@ -92,7 +92,7 @@ class Forward(TorchDispatchMode):
         """A chunk of a part that is differentiated by itself; `again`: its operators are the ones of the chunk before."""
         if again:
             self._seen = Counter(self._before_chunk[0])
-        self._before_chunk = Counter(self._seen), {key: maker.storage for key, maker in self._makers.items()}
+        self._before_chunk = Counter(self._seen), {key: maker.storage for key, maker in self._makers.copy().items()}
 
     @contextmanager
     def after_chunk(self, unwatched: bool) -> Iterator[None]:
@@ -100,7 +100,7 @@ class Forward(TorchDispatchMode):
         if self._elsewhere is not None:
             self._elsewhere.settle()
         before = self._before_chunk[1]
-        self._makers = {key: maker for key, maker in self._makers.items() if before.get(key) is maker.storage}
+        self._makers = {key: maker for key, maker in self._makers.copy().items() if before.get(key) is maker.storage}
         self._readers = {key: nodes for key, nodes in self._readers.items() if any(node() is not None for node in nodes)}
         self._fresh.clear()
         quiet, self._quiet = self._quiet, self._quiet or unwatched
