@@ -61,7 +61,7 @@ def largest_batch(
             progress(f"planning a batch of {samples}")
             try:
                 it = resized(step, samples)
-                return planned(it, budget, allow=allow, device=device, host_budget=host_budget, levers=some, explain=False).plan.feasible
+                return planned(it, budget, allow=allow, device=device, host_budget=host_budget, levers=some, quick=True).plan.feasible
             except Infeasible:
                 return False
 

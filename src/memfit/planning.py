@@ -76,9 +76,9 @@ def planned(
     host_budget: str | int | None = None,
     levers: Mapping[str, Lever] = LEVERS,
     progress: Callable[[str], None] = lambda words: None,
-    explain: bool = True,
+    quick: bool = False,
 ) -> Planned:
-    """What `plan` finds, with the ledgers; an impossible budget is told what would help only if asked to `explain`."""
+    """What `plan` finds, with the ledgers. `quick`: only whether there is a plan counts, so nothing is timed, and nothing explained."""
     started = time.monotonic()
     budget_bytes = parse_bytes(budget)
     if allow not in EXACTNESS:
@@ -88,12 +88,18 @@ def planned(
     host_room = host_room_of(plain, host_budget)
     if plain.process_high_bytes <= budget_bytes:
         return Planned(_empty(step, budget_bytes, plain, started), plain, plain)
-    costed = with_times(plain, calls, progress)
-    levers = with_captured(levers, step, costed, lambda changed: seen_with_times(changed, device, half, progress), allow)
+    costed = plain if quick else with_times(plain, calls, progress)
+
+    def seen(changed: Step) -> Ledger:
+        if quick:
+            return account(capture(changed, True, device, progress, half=half))
+        return seen_with_times(changed, device, half, progress)
+
+    levers = with_captured(levers, step, costed, seen, allow)
     if allow == "altered" and "architecture" in levers:
         levers = {**levers, "architecture": ArchitectureLever(variants_of(step, device, progress))}
     progress("weighing techniques")
-    return _Planning(step, budget_bytes, plain, costed, allow, device, host_room, levers, progress, started).planned(explain)
+    return _Planning(step, budget_bytes, plain, costed, allow, device, host_room, levers, progress, started).planned(quick)
 
 
 @dataclass
@@ -111,7 +117,7 @@ class _Planning:
     believed_too_low: dict[frozenset[str], int] = field(default_factory=dict)  # by levers: process bytes, as captures showed
     seen: list[int] = field(default_factory=list)  # captured processes, none of them inside the budget
 
-    def planned(self, explain: bool) -> Planned:
+    def planned(self, quick: bool) -> Planned:
         """Propose, apply to simulated tensors, capture: what does not fit then is never shown. In the end the lowest of all is tried."""
         proposer = self._proposer(self.allow)
         for seconds in _SEARCH_SECONDS:
@@ -126,7 +132,7 @@ class _Planning:
                 return Planned(self._plan(fitted, Proposals(proposals.plain_seconds, [lowest]), proposer), self.plain, fitted)
             if len(self.seen) > known:
                 break
-        raise self._impossible(proposer, explain)
+        raise self._impossible(proposer, quick)
 
     def _proposer(self, allowed: str) -> Proposer:
         return Proposer(self.timed, self.levers, allowed, speeds_of(self.plain.device), self.host_room)
@@ -144,9 +150,9 @@ class _Planning:
         self.believed_too_low[winner.combination.words] = fitted.process_high_bytes - winner.process_high_bytes + _A_LITTLE
         return None
 
-    def _impossible(self, proposer: Proposer, explain: bool) -> Infeasible:
+    def _impossible(self, proposer: Proposer, quick: bool) -> Infeasible:
         lowest = min(self.seen, default=self.plain.process_high_bytes)
-        if not explain:
+        if quick:
             return infeasible(self.budget, lowest, self.plain, self.allow, {}, {}, None)
         variants = {name: ledger.process_high_bytes for name, ledger in variants_of(self.step, self.device, self.progress).items()}
         reachable, split = self._reachable(proposer, lowest) | self._looser(proposer, lowest), self.levers.get("microbatch")

@@ -54,4 +54,4 @@ def test_the_largest_batch_is_inside_and_the_next_size_is_not(train: Path, capfd
     assert planning.planned(resized(step, divided), budget + unsure).plan.feasible
     if whole < 4 * 2048:
         with pytest.raises(memfit.Infeasible):
-            planning.planned(resized(step, whole + whole // 8), budget - unsure, levers=WITHOUT, explain=False)
+            planning.planned(resized(step, whole + whole // 8), budget - unsure, levers=WITHOUT, quick=True)
