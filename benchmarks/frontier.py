@@ -10,6 +10,7 @@ are kept by model in results/frontier.json; results/frontier.md and frontier.svg
 from __future__ import annotations
 
 import argparse
+import copy
 import gc
 import json
 import math
@@ -24,6 +25,8 @@ from torch.profiler import ProfilerActivity, profile
 import memfit
 from frontier_report import table_of, write_report
 from frontier_ways import Way, memfit_ways, peers
+from memfit.proof.draws import DrawsRecorded, DrawsReplayed
+from memfit.proof.shelf import Shelf
 from zoo import make_step
 
 MODELS = {  # row of the zoo, and the class of its blocks
@@ -75,23 +78,25 @@ def measure(name: str, rounds: int, shares: tuple[float, ...], compilers: tuple[
     fixed = sum(p.numel() * p.element_size() for p in step.model.parameters() if p.requires_grad)
     limits = [int(fixed + share * (eager - fixed)) for share in shares]
     ways = [*peers(step, kind, compilers), *memfit_ways(step, limits, console.print, compiling="inductor" in compilers)]
-    own_error = rounding_of(row.removesuffix("-drop"))
+    own_error = rounding_of(step, reference)
     ways = [way for way in ways if examine(way, reference, own_error, console)]
     ways[0].gradients += f", {own_error:.0e} from float64's"
     for _ in range(max(rounds, math.ceil(_SECONDS_OF_EAGER / cpu_seconds(step)))):  # short steps more often: they are noisier
         for way in ways:
-            with way.enter() as changed:
-                way.seconds = min(way.seconds, cpu_seconds(changed))
+            with way.enter() as changed:  # the first step after another way finds the heap in that one's state
+                way.seconds = min(way.seconds, cpu_seconds(changed), cpu_seconds(changed))
     return ways
 
 
-def rounding_of(row: str) -> float:
-    """How far eager's gradients are from those of the same step in float64; without dropout, which draws other numbers there."""
-    single, double = make_step(row), make_step(row)
-    model = double.model.double()
-    batch = memfit.batches.map_tensors(lambda t: t.double() if t.is_floating_point() else t, double.batch)
-    exact = gradients(replace(double, model=model, batch=batch, optimizer=torch.optim.SGD(model.parameters(), 0.0)))
-    return distance(exact, gradients(single))
+def rounding_of(step: memfit.Step, reference: list[torch.Tensor]) -> float:
+    """How far eager's gradients are from those of the same step in float64, with the same random draws."""
+    drawn, model = Shelf(), copy.deepcopy(step.model).double()
+    with DrawsRecorded(drawn):
+        gradients(step)
+    batch = memfit.batches.map_tensors(lambda t: t.double() if t.is_floating_point() else t, step.batch)
+    with DrawsReplayed(drawn):
+        exact = gradients(replace(step, model=model, batch=batch, optimizer=torch.optim.SGD(model.parameters(), 0.0)))
+    return distance(exact, reference)
 
 
 def examine(way: Way, reference: list[torch.Tensor], own_error: float, console: Console) -> bool:
