@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ import memfit
 from memfit.capture.simulation import built_without_memory
 from memfit.levers import LEVERS
 from memfit.units import format_bytes
-from recipes.kit.largest import write_largest
 from recipes.kit.measuring import Measured, Way, measure
 from recipes.kit.tables import write_table
 from recipes.volume_autoencoder.config import changed, load_config
@@ -58,13 +56,12 @@ DOCUMENTED: list[tuple[str, str, str, dict[str, Any]]] = [
 
 
 def main() -> None:
-    """All tables."""
+    """All three tables."""
     parser = argparse.ArgumentParser(description="Measure README.md's tables again.")
     parser.add_argument("--data-dir", type=Path, help="a folder of real volumes for the quality after equal training")
     data_dir = parser.parse_args().data_dir
     write_ladder()
     write_documented()
-    largest()
     write_quality(data_dir)
 
 
@@ -111,17 +108,6 @@ def _with_fused_attention(step: memfit.Step, plain: memfit.Ledger) -> str:
     fused = next(option for option in LEVERS["attention"].options(plain) if option.name == "fused")
     with LEVERS["attention"].apply(step, fused):
         return format_bytes(memfit.profile(step, simulate=True, device="cuda").peak_bytes)
-
-
-def largest() -> None:
-    """Volumes of 256×256×64 on the card that preset A is for, without what it does by hand; and with it."""
-    plain = {"gradient_accumulation_steps": 1, "mixed_precision": False}
-    forms = {
-        "channels, losses and discriminator of preset A": plain | {"use_gradient_checkpointing": False},
-        "by hand: gradient checkpointing": plain,
-        "by hand: AMP and gradient checkpointing": plain | {"mixed_precision": True},
-    }
-    write_largest(README, "24GiB", {name: partial(step_of, "preset_a", **keys) for name, keys in forms.items()}, "cuda")
 
 
 def write_quality(data_dir: Path | None) -> None:
