@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memfit.levers.saved.line import Line
-from memfit.levers.saved.schedule import ITSELF, Moment, Schedule, schedule
+from memfit.levers.saved.schedule import Schedule, schedule
 from memfit.levers.saved.table import BITS, DISK, HOST, STORED
 from memfit.planner.watching import SECONDS_OF_A_DECISION, Watching
 from memfit.records import Speeds
@@ -68,14 +68,11 @@ class Evaluation:
         return np.arange(len(counts)) + np.cumsum(counts)
 
     def _alive(self, new: Schedule, moved: NDArray[np.int64]) -> NDArray[np.int64]:
-        def at(moment: Moment) -> int:
-            op, place = moment
-            return int(moved[op]) if place == ITSELF else int(moved[op]) - len(new.again[op]) + place
-
+        where = moved.tolist()
         total = int(moved[-1]) + 1
         died = moved[self._died]
         for s, until in new.died.items():
-            died[s] = at(until)
+            died[s] = new.position(until, where)
         change = np.zeros(total + 1, dtype=np.int64)
         np.add.at(change, moved[self._born], self._bytes)
         np.add.at(change, died + 1, -self._bytes)
@@ -85,8 +82,8 @@ class Evaluation:
             start = int(moved[op]) - len(nodes)
             workspace[start : start + len(nodes)] = self._workspace[nodes]
         for piece in new.pieces:
-            change[at(piece.born)] += piece.bytes
-            change[at(piece.died) + 1] -= piece.bytes
+            change[new.position(piece.born, where)] += piece.bytes
+            change[new.position(piece.died, where) + 1] -= piece.bytes
         alive: NDArray[np.int64] = np.cumsum(change)[:total] + workspace
         return alive
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import accumulate
 
 from memfit.levers.saved.line import Line
-from memfit.levers.saved.schedule import ITSELF, Moment, Schedule
+from memfit.levers.saved.schedule import Schedule
 from memfit.records import Call, Op, Storage, Trace
 
 
@@ -16,10 +16,6 @@ def with_remakings(line: Line, new: Schedule) -> Trace:
     counts = [len(new.again.get(number, ())) for number in range(len(trace.ops))]
     moved = [number + count for number, count in enumerate(accumulate(counts))]
 
-    def at(moment: Moment) -> int:
-        op, place = moment
-        return moved[op] if place == ITSELF else moved[op] - counts[op] + place
-
     ops: list[Op] = []
     for number, op in enumerate(trace.ops):
         ops.extend(replace(trace.ops[node], phase="backward", loss=op.loss, forward=node) for node in new.again.get(number, ()))
@@ -28,12 +24,18 @@ def with_remakings(line: Line, new: Schedule) -> Trace:
         replace(
             storage,
             born=storage.born if storage.born < 0 else moved[storage.born],
-            died=at(new.died[n]) if n in new.died else None if storage.died is None else moved[storage.died],
+            died=new.position(new.died[n], moved) if n in new.died else None if storage.died is None else moved[storage.died],
         )
         for n, storage in enumerate(trace.storages)
     ]
     storages += [
-        Storage(piece.bytes, at(piece.born), at(piece.died), "", trace.storages[piece.source].shape, trace.storages[piece.source].dtype)
+        Storage(
+            piece.bytes,
+            new.position(piece.born, moved),
+            new.position(piece.died, moved),
+            shape=trace.storages[piece.source].shape,
+            dtype=trace.storages[piece.source].dtype,
+        )
         for piece in new.pieces
     ]
     return replace(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from memfit.levers.saved.line import Line
@@ -34,6 +34,11 @@ class Schedule:
     again: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))  # before op: the forward ops that run again
     died: dict[int, Moment] = field(default_factory=dict)  # storage: the last moment of its first form
     pieces: list[Piece] = field(default_factory=list)
+
+    def position(self, moment: Moment, moved: Sequence[int]) -> int:
+        """Where a moment is on the new line, given where the old ops have moved to."""
+        op, place = moment
+        return moved[op] if place == ITSELF else moved[op] - len(self.again.get(op, ())) + place
 
 
 def schedule(line: Line, ops: Mapping[int, str]) -> Schedule:
