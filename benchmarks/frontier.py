@@ -90,11 +90,12 @@ def measure(name: str, rounds: int, shares: tuple[float, ...], compilers: tuple[
 
 def rounding_of(step: memfit.Step, reference: list[torch.Tensor]) -> float:
     """How far eager's gradients are from those of the same step in float64, with the same random draws."""
-    drawn, model = Shelf(), copy.deepcopy(step.model).double()
-    with DrawsRecorded(drawn):
+    recorded, model = DrawsRecorded(Shelf()), copy.deepcopy(step.model).double()
+    with recorded:
         gradients(step)
+    assert not recorded.unreplayable, f"{recorded.unreplayable} would draw other numbers in float64, and every way would look right"
     batch = memfit.batches.map_tensors(lambda t: t.double() if t.is_floating_point() else t, step.batch)
-    with DrawsReplayed(drawn):
+    with DrawsReplayed(recorded.shelf):
         exact = gradients(replace(step, model=model, batch=batch, optimizer=torch.optim.SGD(model.parameters(), 0.0)))
     return distance(exact, reference)
 
