@@ -41,7 +41,7 @@ def measured_compile(step: Step, *, run_steps: int, progress: Callable[[str], No
 def while_it_helps(family: Iterable[Option], tried: Callable[[Option], Option | None]) -> Iterator[Option]:
     """The options of one family that passed, down to the first budget which fails or takes no less than one before it.
 
-    On five models every budget below such a one was wrong as well, or larger than the best: minutes of compiling for nothing.
+    Below such a one it is seldom worth minutes of compiling: on five models one lower budget was right and took less, and it was slower.
     """
     least = math.inf
     for option in family:
