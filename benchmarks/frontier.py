@@ -41,7 +41,7 @@ MODELS = {  # row of the zoo, and the class of its blocks
     "resnet": ("resnet-b16-sgd-fp32", "ResNetBottleNeckLayer"),
     "vit": ("vit-b8-sgd-fp32", "ViTLayer"),
 }
-SHARES = (0.8, 0.6, 0.4, 0.3, 0.2)
+SHARES = (0.8, 0.6, 0.5, 0.4, 0.3, 0.2)
 RESULTS = Path(__file__).parent / "results"
 _SEED = 1
 _SECONDS_OF_EAGER = 6

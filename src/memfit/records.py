@@ -120,6 +120,7 @@ class Op:
     bfloat16_workspace: int | None = None  # what it would take inside in half precision, where that was asked for and measured
     float16_workspace: int | None = None
     parts: int = 0  # inside a kernel of memfit's own: how many runs of it this one stands for
+    draws: bool = True  # random numbers, if its operator is one that can: dropout of rate 0 does not
 
 
 @dataclass(frozen=True, slots=True)

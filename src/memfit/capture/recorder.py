@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from memfit.capture.autograd_nodes import current_node_number, node_number_of_next_op
 from memfit.capture.whereabouts import ModulePath, SourceLines
 from memfit.errors import MemfitError
+from memfit.ops.draws import draws
 from memfit.ops.kernel_parts import parts_now
 from memfit.records import Call, Op, Saved, Storage
 
@@ -85,7 +86,7 @@ class Recorder(TorchDispatchMode):
         if self._silent or func.namespace in _NOT_ON_THE_LINE:
             return func(*args, **kwargs)
         self.now = now = self.now + 1
-        op = self._begin(func, args)
+        op = self._begin(func, args, kwargs)
         self._ops.append(op)
         if self._on_op:
             self._on_op(now, func, args, kwargs)
@@ -100,7 +101,7 @@ class Recorder(TorchDispatchMode):
         self._seconds = time.perf_counter() - start
         return out
 
-    def _begin(self, func: Any, args: tuple[Any, ...]) -> list[Any]:
+    def _begin(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         forward, module, source = None, "", ""
         if self.phase == "forward":
             module, source = self._modules.current, self._lines.here()
@@ -111,7 +112,8 @@ class Recorder(TorchDispatchMode):
                 module, source = self._ops[forward][3], self._ops[forward][4]
         born = self.now if func in _TAKES_NEW_TENSORS else _BEFORE
         inputs = [self._number_of(t, born) for t in _tensors(args)]
-        return [func, self.phase, self._loss, module, source, inputs, (), None, forward, parts_now()]
+        drew = draws(func, args, kwargs)
+        return [func, self.phase, self._loss, module, source, inputs, (), None, forward, parts_now(), drew]
 
     def _number_of(self, tensor: torch.Tensor, born: int = _BEFORE) -> int:
         if tensor.layout != torch.strided:
@@ -162,8 +164,8 @@ class Recorder(TorchDispatchMode):
     def ops(self, workspaces: Sequence[int], errors: Sequence[int] | None = None) -> tuple[Op, ...]:
         """What ran, with the bytes each op took inside and how far those may be off."""
         return tuple(
-            Op(str(func), phase, loss, module, source, tuple(inputs), tuple(outputs), workspace, error, seconds, forward, parts=parts)
-            for (func, phase, loss, module, source, inputs, outputs, seconds, forward, parts), workspace, error in zip(
+            Op(str(func), *place, tuple(read), tuple(wrote), workspace, error, seconds, forward, parts=parts, draws=drew)
+            for (func, *place, read, wrote, seconds, forward, parts, drew), workspace, error in zip(
                 self._ops, workspaces, errors or [0] * len(self._ops), strict=True
             )
         )

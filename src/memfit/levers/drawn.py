@@ -10,8 +10,6 @@ import torch
 from memfit.ops.draws import Drawn, kind_of_draw, order_of
 from memfit.records import Op, Trace
 
-_FUSED = "_scaled_dot_product"  # on a GPU these drop out inside, or not: a trace does not say
-
 
 @functools.cache
 def _operator(name: str) -> Any:
@@ -22,9 +20,9 @@ def _operator(name: str) -> Any:
 
 
 def draw_kind(op: Op) -> str:
-    """How an op of a trace draws random numbers; "" when it does not, or when only its rate would tell."""
-    operator = _operator(op.name)
-    return "" if operator is None or _FUSED in op.name else kind_of_draw(operator)
+    """How an op of a trace draws random numbers; "" when it does not."""
+    operator = _operator(op.name) if op.draws else None
+    return "" if operator is None else kind_of_draw(operator)
 
 
 def draws_of(trace: Trace) -> dict[str, list[list[Any]]]:
@@ -49,11 +47,8 @@ def draws_again_in_backward(trace: Trace) -> bool:
 
 def not_replayable(trace: Trace) -> str:
     """The first draw that a part cannot take from the whole batch's, in words; "" when all can be."""
-    forward = [op for op in trace.ops if op.phase == "forward"]
-    drawing = [op for op in forward if draw_kind(op)]
-    fused = [op for op in forward if _FUSED in op.name and _operator(op.name) and kind_of_draw(_operator(op.name)) and drawing]
-    for op in (*drawing, *fused):
-        if draw_kind(op) in ("other", "") and op.outputs:
+    for op in trace.ops:
+        if op.phase == "forward" and op.outputs and draw_kind(op) == "other":
             where = f" at {op.source}" if op.source else ""
             return f"{op.name.split('.')[1]}{where} draws by the values of its own samples"
     return ""

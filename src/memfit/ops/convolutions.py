@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import torch
+
 _SMALL = 20480  # elements in the first four dimensions of an input, up to which torch's own kernel is preferred
-_BLOCK = 16  # channels that oneDNN keeps together
+_BLOCK = 16 if "AVX512" in torch.backends.cpu.get_cpu_capability() else 8  # channels that oneDNN keeps together
 _COPIES_OF_WEIGHTS, _SMALL_BUFFERS = 5, 24 * 2**10  # more were not seen
 
 

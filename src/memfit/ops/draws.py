@@ -42,9 +42,17 @@ def kind_of_draw(op: Any) -> str:
     return "other"
 
 
-def really_draws(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether this call of a random operator draws: dropout of rate 0 does not."""
-    given = dict(zip((argument.name for argument in op._schema.arguments), args, strict=False)) | kwargs
+def draws(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether this call takes random numbers: dropout of rate 0 does not.
+
+    >>> dropout, ones = torch.ops.aten.native_dropout.default, torch.ones(2)
+    >>> draws(dropout, (ones, 0.5, True), {}), draws(dropout, (ones, 0.5, False), {})
+    (True, False)
+    """
+    if not kind_of_draw(op):
+        return False
+    given = {a.name: a.default_value for a in op._schema.arguments if a.has_default_value()}
+    given |= dict(zip((argument.name for argument in op._schema.arguments), args, strict=False)) | kwargs
     return bool(given.get("dropout_p", 1.0)) and given.get("train", True) is not False and given.get("training", True) is not False
 
 

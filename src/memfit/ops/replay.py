@@ -18,7 +18,7 @@ from torch._guards import detect_fake_mode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from memfit.ops.bits import packed_away, unpacked
-from memfit.ops.draws import Drawn, NotReplayable, kind_of_draw, really_draws
+from memfit.ops.draws import Drawn, NotReplayable, draws, kind_of_draw
 
 aten = torch.ops.aten
 _FILLED_BY = {"rand_like": aten.uniform_.default, "randn_like": aten.normal_.default}
@@ -80,9 +80,10 @@ class Replay(TorchDispatchMode):
             self.in_loss = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        kwargs, kind = kwargs or {}, kind_of_draw(func)
-        if not kind or not really_draws(func, args, kwargs):
+        kwargs = kwargs or {}
+        if not draws(func, args, kwargs):
             return func(*args, **kwargs)
+        kind = kind_of_draw(func)
         if kind == "other":
             raise NotReplayable(f"{func} draws by the values it is given, which a part of the batch has only its own of")
         fake = detect_fake_mode(()) is not None

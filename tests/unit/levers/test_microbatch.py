@@ -211,6 +211,18 @@ def test_draws_by_value_are_redrawn_and_say_so(loss: Any, word: str) -> None:
         step.run(step.batch)
 
 
+@pytest.mark.parametrize(("rate", "exactness"), [(0.0, "reordered"), (0.1, "redrawn")])
+def test_fused_attention_on_a_gpu_counts_as_drawing_only_if_it_drops_out(rate: float, exactness: str) -> None:
+    def loss(model: Any, x: torch.Tensor) -> torch.Tensor:
+        y = model(x).unflatten(-1, (2, 8)).transpose(1, 2)
+        attended = F.scaled_dot_product_attention(y, y, y, dropout_p=rate)
+        return (attended + torch.randn_like(attended)).square().mean()
+
+    step = noisy(nn.Linear(16, 16), torch.randn(4, 8, 16), loss)()
+    chosen = LEVER.options(memfit.profile(step, simulate=True, device="cuda"))[0]
+    assert chosen.exactness == exactness, chosen.why
+
+
 def test_a_draw_the_plan_did_not_see_is_refused() -> None:
     net = nn.Linear(4, 4)
     step = noisy(net, torch.randn(4, 4), lambda m, x: F.dropout(m(x), 0.5).mean())()

@@ -16,6 +16,7 @@ from memfit.levers.saved.elsewhere import Elsewhere
 from memfit.levers.saved.handles import Handle, put_away
 from memfit.levers.saved.line import SMALL_BESIDE
 from memfit.levers.saved.table import BITS, DISK, DROP, HOST, STORED, TIMES, PhaseTable, Region
+from memfit.ops.draws import draws
 from memfit.ops.kernel_parts import parts_now
 from memfit.ops.remaking import Kept, Node, Part, detached, remake
 
@@ -121,7 +122,7 @@ class Forward(TorchDispatchMode):
         return do
 
     def _run_noted(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], do: str) -> Any:
-        if _draws(func, args, kwargs) and do not in STORED:  # never drawn again: who knows what stands behind the generator
+        if draws(func, args, kwargs) and do not in STORED:  # never drawn again: who knows what stands behind the generator
             do = BITS
         node = None if do in STORED else self._node(func, args, kwargs, TIMES.get(do, 0))
         out = func(*args, **kwargs)
@@ -132,7 +133,7 @@ class Forward(TorchDispatchMode):
         largest = max((t.untyped_storage().nbytes() for t in _tensors(outputs)), default=0)
         for index, tensor in enumerate(outputs):
             if isinstance(tensor, torch.Tensor) and _worth_noting(tensor, largest) and id(tensor.untyped_storage()) not in read:
-                self._note(tensor, node, index, do, _draws(func, args, kwargs))
+                self._note(tensor, node, index, do, draws(func, args, kwargs))
         return out
 
     def _node(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], times: int) -> Node:
@@ -192,7 +193,7 @@ class Forward(TorchDispatchMode):
                     self._quietly(remake, node)
         simple = len(written) == 1 and written[0] is args[0]
         maker = self._makers.get(id(args[0].untyped_storage())) if simple else None
-        if maker is not None and _draws(func, args, kwargs):
+        if maker is not None and draws(func, args, kwargs):
             maker = maker._replace(do=BITS, drawn=True)
         part = self._part(args[0]) if maker is not None and maker.do not in STORED else None
         node = None
@@ -260,14 +261,6 @@ class Forward(TorchDispatchMode):
         self._makers.clear()
         self._readers.clear()
         self._fresh.clear()
-
-
-def _draws(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether a call takes random numbers; attention does so only for its dropout."""
-    if torch.Tag.nondeterministic_seeded not in func.tags:
-        return False
-    rates = [args[i] if i < len(args) else kwargs.get(a.name, 0.0) for i, a in enumerate(func._schema.arguments) if a.name == "dropout_p"]
-    return not rates or rates[0] > 0
 
 
 def _kept(tensor: torch.Tensor) -> Kept:
