@@ -164,8 +164,8 @@ class Recorder(TorchDispatchMode):
     def ops(self, workspaces: Sequence[int], errors: Sequence[int] | None = None) -> tuple[Op, ...]:
         """What ran, with the bytes each op took inside and how far those may be off."""
         return tuple(
-            Op(str(func), *place, tuple(read), tuple(wrote), workspace, error, seconds, forward, parts=parts, draws=drew)
-            for (func, *place, read, wrote, seconds, forward, parts, drew), workspace, error in zip(
+            Op(str(func), phase, loss, module, source, tuple(read), tuple(made), inside, error, seconds, forward, parts=parts, draws=drew)
+            for (func, phase, loss, module, source, read, made, seconds, forward, parts, drew), inside, error in zip(
                 self._ops, workspaces, errors or [0] * len(self._ops), strict=True
             )
         )

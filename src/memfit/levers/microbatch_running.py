@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import accumulate
 from typing import Any
 
 from memfit.batches import batch_size
@@ -29,16 +30,33 @@ class Split:
         if total <= self._size:
             return [Part(batch)]
         counts = lengths(total, self._size)
-        pieces = [sliced(batch, total, number * self._size, count) for number, count in enumerate(counts)]
+        run = list(range(len(counts)))
+        if is_simulated(batch) and not phase:  # what one phase hands to the next is there for every part
+            counts, run = _as_far_as_different(counts)
+        starts = list(accumulate(counts, initial=0))
+        pieces = [sliced(batch, total, starts[number], counts[number]) for number in run]
         turns = Turns(Replay(self._draws[phase], self._batch, counts) if phase in self._draws else None, self._again)
-        weighed = shares([self._weight_of(piece) for piece in pieces], counts)
-        numbered = enumerate(zip(pieces, weighed, strict=True))
-        return [Part(piece, share, _turn(turns, number), turns.loss) for number, (piece, share) in numbered if share]
+        weighed = shares([self._weight_of(piece) for piece in pieces], [counts[number] for number in run])
+        parts = zip(run, pieces, weighed, strict=True)
+        return [Part(piece, share, _turn(turns, number), turns.loss) for number, piece, share in parts if share]
 
     def _weight_of(self, piece: Any) -> float:
         if self._weight is None or is_simulated(piece):
             return float(batch_size(piece))
         return checked_weight("Step.weight", self._weight(piece))
+
+
+def _as_far_as_different(counts: list[int]) -> tuple[list[int], list[int]]:
+    """Of thousands of parts, what a simulation has to see, and which of it run: the second finds gradients there, the last may be smaller.
+
+    >>> _as_far_as_different([2, 2, 2, 2, 1])
+    ([2, 2, 4, 1], [0, 1, 3])
+    >>> _as_far_as_different([2, 1])
+    ([2, 1], [0, 1])
+    """
+    if len(counts) < 4:
+        return counts, list(range(len(counts)))
+    return [*counts[:2], sum(counts[2:-1]), counts[-1]], [0, 1, 3]
 
 
 def _turn(turns: Turns, number: int) -> Any:

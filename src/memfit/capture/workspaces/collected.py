@@ -10,17 +10,9 @@ import torch
 
 from memfit.capture.workspaces.apart import measure_apart
 from memfit.capture.workspaces.calls import Call
+from memfit.capture.workspaces.extending import LIMITS, Extended, extended, trials_of
 from memfit.capture.workspaces.measured import Taken, measure
 from memfit.capture.workspaces.remembered import Remembered
-from memfit.capture.workspaces.shrinking import smaller_calls
-
-TRIED_BYTES = 12 * 2**20
-"""A call whose arguments and outputs are larger is not run at its size: two smaller ones are, and their line is extended."""
-
-MOST_BYTES = 8 * TRIED_BYTES
-"""A call that cannot be made smaller, because its weights are what is large, is run as it is up to this size."""
-
-_LINE_ERROR = 0.02  # of a workspace that was extended from smaller calls; most are exact
 
 _NOTHING_INSIDE = frozenset(
     """
@@ -123,40 +115,22 @@ def _of_one_dtype(args: tuple[Any, ...]) -> bool:
 
 
 def _measure_all(calls: dict[str, Call], outputs: dict[str, int]) -> dict[str, list[float]]:
-    """[bytes inside, their uncertainty, bytes kept] by signature."""
-    tried = {key: _trials(call, outputs[key]) for key, call in calls.items()}
-    distinct = {call.key: call for trials in tried.values() for call in trials}
-    here = {key: call for key, call in distinct.items() if key in calls and _is_safe_here(call.func)}
-    elsewhere = {key: call for key, call in distinct.items() if key not in here}
+    """[bytes inside, their uncertainty, bytes kept] by signature; where smaller calls do not settle it, larger ones are run."""
+    left, found = calls, dict[str, Extended]()
+    for limit in LIMITS:
+        trials = {key: trials_of(call, outputs[key], limit) for key, call in left.items()}
+        measured = _measured({call.key: call for tried in trials.values() for call in tried}, calls)
+        for key, tried in trials.items():
+            points = [(call, taken) for call in tried if (taken := measured[call.key]) is not None]
+            found[key] = extended(calls[key], points, outputs[key], found[key].points if key in found else ())
+        left = {key: call for key, call in left.items() if found[key].may_bend}
+        if not left:
+            break
+    return {key: found[key].figures() for key in calls}
+
+
+def _measured(trials: dict[str, Call], asked: dict[str, Call]) -> dict[str, Taken | None]:
+    here = {key: call for key, call in trials.items() if key in asked and _is_safe_here(call.func)}
+    elsewhere = {key: call for key, call in trials.items() if key not in here}
     measured = dict(zip(here, measure(list(here.values())), strict=True)) if here else {}
-    measured |= dict(zip(elsewhere, measure_apart(list(elsewhere.values())), strict=True))
-    found = {}
-    for key, trials in tried.items():
-        points = [(call.nbytes, taken) for call in trials if (taken := measured[call.key]) is not None]
-        found[key] = _extended(calls[key].nbytes, points)
-    return found
-
-
-def _trials(call: Call, outputs: int) -> list[Call]:
-    """What to run in order to know a call's workspace: the call itself, or two smaller ones."""
-    total = call.nbytes + outputs
-    if total <= TRIED_BYTES:
-        return [call]
-    for limit in (TRIED_BYTES, MOST_BYTES):  # a large volume's thinnest slab may be above the first
-        if smaller := smaller_calls(call, limit * call.nbytes // total):
-            return smaller
-    return [call] if total <= MOST_BYTES else []
-
-
-def _extended(nbytes: int, points: list[tuple[int, Taken]]) -> list[float]:
-    """What a call with `nbytes` of arguments takes, on the line through smaller calls."""
-    if not points:  # it would not run on zeros: a convolution's backward, the hungriest op known, takes twice its arguments
-        return [0.0, 2.0 * nbytes, 0.0]
-    (small, little), (large, much) = points[0], points[-1]
-    if large == nbytes:
-        return [float(much.inside), 0.0, float(much.kept)]
-    if large == small:
-        return [much.inside * nbytes / large, float(nbytes), much.kept * nbytes / large]
-    along = (nbytes - large) / (large - small)
-    inside = max(0.0, much.inside + (much.inside - little.inside) * along)
-    return [inside, _LINE_ERROR * inside, much.kept + (much.kept - little.kept) * along]
+    return measured | dict(zip(elsewhere, measure_apart(list(elsewhere.values())), strict=True))
