@@ -126,6 +126,40 @@ def autocast_around_backward() -> Step:
     return step
 
 
+class Correlated(nn.Module):
+    """A correlation through Fourier space: autograd saves results as torch reads them, conjugated or negated without a copy."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(64, 64), nn.Linear(64, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        spectrum = torch.fft.rfft(self.first(x))
+        kept_as_it_is = spectrum.conj() @ torch.fft.rfft(self.second(x)).transpose(-1, -2)
+        negated = torch._neg_view(kept_as_it_is.real * 2)
+        return torch.fft.irfft(spectrum.conj() * torch.fft.rfft(self.second(x).sin())) + (negated * negated).mean()
+
+
+def conjugated() -> Step:
+    net = nn.Sequential(Correlated(), nn.Linear(64, 4))
+    return Step(net, lambda m, x: m(x).pow(2).mean(), torch.optim.AdamW(net.parameters()), torch.randn(32, 64))
+
+
+def conjugated_in_place() -> Step:
+    """What is written to is read as conjugated."""
+    net = nn.Sequential(nn.Linear(64, 64), nn.Tanh())
+
+    def loss(m: Any, x: torch.Tensor) -> torch.Tensor:
+        spectrum = torch.fft.rfft(m(x), norm="forward")
+        turned = (spectrum * 2).conj()
+        turned.copy_(spectrum * spectrum)
+        before = turned + 1
+        turned[:4].copy_(spectrum[4:8])
+        return (before * turned).sin().abs().mean()
+
+    return Step(net, loss, torch.optim.AdamW(net.parameters()), torch.randn(16, 64))
+
+
 def frozen_convolutions() -> Step:
     encoder = nn.Conv2d(3, 8, 3, padding=1)
     layers = [nn.Conv2d(8, 16, 3, padding=1), nn.SiLU(), nn.Conv2d(16, 16, 3, padding=1), nn.SiLU(), nn.Conv2d(16, 3, 3, padding=1)]
@@ -150,7 +184,7 @@ HARD: dict[str, Callable[[], Step]] = {
     make.__name__: make
     for make in (
         residual, views, called_twice, own_function, gradient_penalty, graph_retained, autocast_around_backward, frozen_convolutions,
-        written_outside,
+        written_outside, conjugated, conjugated_in_place,
     )
 }  # fmt: skip
 STEPS = {**SMALL_STEPS, **HARD}

@@ -23,6 +23,13 @@ def detached(tensor: torch.Tensor) -> torch.Tensor:
         torch._C._dispatch_tls_set_dispatch_key_excluded(_VERSIONS, True)
 
 
+def read_as(tensor: torch.Tensor, conjugated: bool, negated: bool) -> torch.Tensor:
+    """The same memory, read as it is, or as torch reads it after `conj` or `imag`: with a mark on the tensor instead of a copy."""
+    if tensor.is_conj() != conjugated:
+        tensor = tensor.conj()
+    return torch._neg_view(tensor) if tensor.is_neg() != negated else tensor
+
+
 class Kept:
     """A tensor that is held as it is; one that was changed in place since then is refused."""
 
@@ -49,13 +56,15 @@ class Part(NamedTuple):
     size: torch.Size
     stride: tuple[int, ...]
     offset: int | torch.SymInt
+    conjugated: bool = False
+    negated: bool = False
 
     def of(self, outputs: Sequence[torch.Tensor]) -> torch.Tensor:
         """Cut from the node's outputs."""
-        whole = outputs[self.output]
-        if whole.shape == self.size and whole.stride() == self.stride and whole.storage_offset() == self.offset:
-            return whole
-        return whole.as_strided(self.size, self.stride, self.offset)
+        part = outputs[self.output]
+        if part.shape != self.size or part.stride() != self.stride or part.storage_offset() != self.offset:
+            part = part.as_strided(self.size, self.stride, self.offset)
+        return read_as(part, self.conjugated, self.negated)
 
 
 class Node:
@@ -92,7 +101,7 @@ def _copy_of_memory(part: Part, made: dict[Node, list[torch.Tensor]]) -> torch.T
 def _whole(written: torch.Tensor, part: Part, made: dict[Node, list[torch.Tensor]]) -> torch.Tensor:
     """All of the memory that an in-place op wrote to a part of, in the form its maker gave it."""
     first = (part.node.outputs or made[part.node])[part.output]
-    return written.as_strided(first.shape, first.stride(), first.storage_offset())
+    return read_as(written.as_strided(first.shape, first.stride(), first.storage_offset()), first.is_conj(), first.is_neg())
 
 
 def remake(wanted: Node) -> list[torch.Tensor]:

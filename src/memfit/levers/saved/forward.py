@@ -173,7 +173,9 @@ class Forward(TorchDispatchMode):
         if node is None:
             node, output = self._quietly(put_away, tensor, found.do, found.drawn, self._elsewhere), 0
             self._makers[id(storage)] = found._replace(node=node, output=0)
-        return None if node is None else Part(node, output, tensor.shape, tensor.stride(), tensor.storage_offset())
+        if node is None:
+            return None
+        return Part(node, output, tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.is_conj(), tensor.is_neg())
 
     def _run_in_place(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Nodes that hold what is about to be written are made now; memory that can be made again stays so if the op is simple."""
@@ -269,8 +271,10 @@ def _kept(tensor: torch.Tensor) -> Kept:
 
 
 def _worth_noting(tensor: torch.Tensor, largest: int) -> bool:
-    """Its memory is all its own, and not small beside the op's other outputs, as the means of a norm are."""
+    """Its memory is all its own, holds what it says, and is not small beside the op's other outputs, as the means of a norm are."""
     memory = tensor.untyped_storage().nbytes()
+    if tensor.is_conj() or tensor.is_neg():
+        return False
     return memory == tensor.numel() * tensor.element_size() and memory * SMALL_BESIDE >= largest
 
 

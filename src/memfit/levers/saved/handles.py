@@ -9,7 +9,7 @@ import torch
 from memfit.levers.saved.elsewhere import Elsewhere
 from memfit.levers.saved.table import BITS
 from memfit.ops.lossless import packed
-from memfit.ops.remaking import Kept, Node, Part, detached, remake
+from memfit.ops.remaking import Kept, Node, Part, detached, read_as, remake
 
 
 class Handle:
@@ -61,6 +61,6 @@ def put_away(tensor: torch.Tensor, do: str, drawn: bool, elsewhere: Elsewhere | 
 
 
 def _all_of_its_memory(tensor: torch.Tensor) -> torch.Tensor:
-    plain = tensor.detach()
+    plain = read_as(tensor.detach(), conjugated=False, negated=False)
     count = plain.untyped_storage().nbytes() // plain.element_size()
     return plain if plain.is_contiguous() and plain.numel() == count else plain.as_strided((count,), (1,), 0)
