@@ -160,6 +160,24 @@ def conjugated_in_place() -> Step:
     return Step(net, loss, torch.optim.AdamW(net.parameters()), torch.randn(16, 64))
 
 
+class Recurrent(nn.Module):
+    """On a CPU, oneDNN's fused LSTM: beside its results it gives backward a workspace, which only a run under autograd has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers, self.out = nn.ModuleList([nn.LSTM(32, 32, batch_first=True) for _ in range(2)]), nn.Linear(32, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = x + layer(x)[0].sin()
+        return self.out(x)
+
+
+def recurrent() -> Step:
+    net = Recurrent()
+    return Step(net, lambda m, x: m(x).pow(2).mean(), sgd(net), torch.randn(8, 16, 32))
+
+
 def frozen_convolutions() -> Step:
     encoder = nn.Conv2d(3, 8, 3, padding=1)
     layers = [nn.Conv2d(8, 16, 3, padding=1), nn.SiLU(), nn.Conv2d(16, 16, 3, padding=1), nn.SiLU(), nn.Conv2d(16, 3, 3, padding=1)]
@@ -184,7 +202,7 @@ HARD: dict[str, Callable[[], Step]] = {
     make.__name__: make
     for make in (
         residual, views, called_twice, own_function, gradient_penalty, graph_retained, autocast_around_backward, frozen_convolutions,
-        written_outside, conjugated, conjugated_in_place,
+        written_outside, conjugated, conjugated_in_place, recurrent,
     )
 }  # fmt: skip
 STEPS = {**SMALL_STEPS, **HARD}

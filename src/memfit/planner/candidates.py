@@ -39,7 +39,7 @@ def candidates_of(line: Line, peak: int) -> dict[int, Candidate]:
 
 def _can_be_made_again(line: Line, op: int, smallest: int) -> bool:
     trace, storages = line.trace, line.made[op]
-    if sum(trace.storages[s].bytes for s in storages) < smallest or trace.ops[op].name in _NEVER or op in line.drawn:
+    if sum(trace.storages[s].bytes for s in storages) < smallest or trace.ops[op].name in _NEVER or op in line.once:
         return False
     writers = {writer for s in storages for writer in line.writers[s]}
     needs = {s for writer in writers for s in line.needs[writer]} - set(storages)

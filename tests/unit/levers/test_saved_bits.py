@@ -12,9 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import memfit
+from lever_law import differences, made
 from memfit.levers import LEVERS
 from memfit.levers.saved.table import BITS, CACHE, DISK, DROP, HOST, RECOMPUTE, TIMES
-from saved_steps import STEPS, large, line, spread, unlike
+from quick_ledgers import seen
+from saved_steps import STEPS, bits_after, large, line, plain_bits, spread, unlike
 
 WORDS = [None, RECOMPUTE, *TIMES, DISK, HOST, BITS]
 
@@ -36,6 +38,16 @@ def test_the_same_word_for_every_result(name: str, word: str) -> None:
 @given(st.sampled_from(sorted(STEPS)), st.lists(st.sampled_from(WORDS), min_size=1, max_size=7))
 def test_any_table(name: str, words: list[str | None]) -> None:
     assert unlike(name, spread(name, words)) == []
+
+
+@pytest.mark.parametrize("name", ["residual", "conjugated", "recurrent"])
+def test_options(name: str) -> None:
+    options = LEVERS["saved"].options(seen(made(STEPS[name])))
+    assert "every block made again" in {option.name for option in options}
+    for option in options:
+        step = made(STEPS[name])
+        with LEVERS["saved"].apply(step, option):
+            assert differences(plain_bits(name), bits_after(step)) == [], option.name
 
 
 @pytest.mark.parametrize("word", [None, RECOMPUTE, CACHE, DISK])

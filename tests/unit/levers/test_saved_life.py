@@ -27,7 +27,7 @@ def gradients(step: Step) -> list[torch.Tensor]:
     return [p.grad.clone() for m in step.models.values() for p in m.parameters() if p.grad is not None]
 
 
-@pytest.mark.parametrize("name", ["residual", "two_phases", "called_twice"])
+@pytest.mark.parametrize("name", ["residual", "two_phases", "called_twice", "recurrent"])
 def test_undo_leaves_nothing(name: str) -> None:
     step = made(STEPS[name])
     before = furniture(step)

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from memfit.levers.saved.elsewhere import Elsewhere
 from memfit.levers.saved.handles import Handle, put_away
-from memfit.levers.saved.line import SMALL_BESIDE
+from memfit.levers.saved.line import SMALL_BESIDE, is_for_autograd_only
 from memfit.levers.saved.table import BITS, DISK, DROP, HOST, STORED, TIMES, PhaseTable, Region
 from memfit.ops.draws import draws
 from memfit.ops.kernel_parts import parts_now
@@ -122,8 +122,9 @@ class Forward(TorchDispatchMode):
         return do
 
     def _run_noted(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], do: str) -> Any:
-        if draws(func, args, kwargs) and do not in STORED:  # never drawn again: who knows what stands behind the generator
-            do = BITS
+        drawn = draws(func, args, kwargs)
+        if (drawn or is_for_autograd_only(self._names[func])) and do not in STORED:
+            do = BITS  # never drawn again: who knows what stands behind the generator
         node = None if do in STORED else self._node(func, args, kwargs, TIMES.get(do, 0))
         out = func(*args, **kwargs)
         read = {id(t.untyped_storage()) for t in _tensors((args, *kwargs.values()))}
@@ -133,12 +134,12 @@ class Forward(TorchDispatchMode):
         largest = max((t.untyped_storage().nbytes() for t in _tensors(outputs)), default=0)
         for index, tensor in enumerate(outputs):
             if isinstance(tensor, torch.Tensor) and _worth_noting(tensor, largest) and id(tensor.untyped_storage()) not in read:
-                self._note(tensor, node, index, do, draws(func, args, kwargs))
+                self._note(tensor, node, index, do, drawn)
         return out
 
     def _node(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], times: int) -> Node:
         kept = [self._keep(arg) for arg in args]
-        for place in _STATISTICS.get(func._schema.name, ()) if args[5:6] == (True,) else ():
+        for place in _statistics_written_by(func, args):
             kept[place] = None
         node = Node(func, kept, {name: self._keep(value) for name, value in kwargs.items()}, times)
         reference = weakref.ref(node)
@@ -276,6 +277,11 @@ def _worth_noting(tensor: torch.Tensor, largest: int) -> bool:
     if tensor.is_conj() or tensor.is_neg():
         return False
     return memory == tensor.numel() * tensor.element_size() and memory * SMALL_BESIDE >= largest
+
+
+def _statistics_written_by(func: Any, args: tuple[Any, ...]) -> tuple[int, ...]:
+    """The places of the arguments that a batch norm writes to, if it is training."""
+    return _STATISTICS.get(func._schema.name, ()) if args[5:6] and args[5] is True else ()
 
 
 def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:

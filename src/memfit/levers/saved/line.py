@@ -10,6 +10,7 @@ from memfit.records import Saved, Trace
 
 SMALL_BESIDE = 16  # an output so many times smaller than the op's largest is kept: means and deviations of a norm
 _DRAWS = ("bernoulli", "rand", "normal", "uniform_", "native_dropout", "exponential_", "multinomial", "rrelu", "_fused_dropout")
+_FOR_AUTOGRAD_ONLY = ("mkldnn_rnn_layer", "_cudnn_rnn", "miopen_rnn")  # run again without it, they give no workspace for their gradient
 _NO_VALUES_NEEDED = "aten.empty_like.default"
 
 
@@ -22,7 +23,7 @@ class Line:
     writers: dict[int, list[int]]  # storage: the op that made it and those that wrote to it in place, in order
     needs: list[tuple[int, ...]]  # op: the storages it must have to run again
     kept: dict[int, list[int]]  # storage: its rows in trace.saved
-    drawn: frozenset[int]  # ops whose result holds random numbers: it is packed where that is possible, never made again
+    once: frozenset[int]  # ops that never run again, as those that draw random numbers: their result is packed where that is possible
     ends: list[int]  # row of trace.saved: the last op of the gradient that reads it
     passing: dict[int, int]  # storage: the last op that would see it if autograd kept nothing
     turns: list[int]  # op: the first one at or after it that is not of a forward pass
@@ -52,13 +53,21 @@ def line_of(trace: Trace) -> Line:
         kept[saved.storage].append(row)
     needs = [() if op.name == _NO_VALUES_NEEDED else tuple(dict.fromkeys(op.inputs)) for op in trace.ops]
     ends = _ends(trace)
-    drawn = frozenset(s[0] for s in writers.values() if any(_draws(trace.ops[writer].name) for writer in s))
-    return Line(trace, dict(made), writers, needs, dict(kept), drawn, ends, _passing(trace, writers, kept, ends), _turns(trace))
+    once = frozenset(s[0] for s in writers.values() if any(_runs_once(trace.ops[writer].name) for writer in s))
+    return Line(trace, dict(made), writers, needs, dict(kept), once, ends, _passing(trace, writers, kept, ends), _turns(trace))
 
 
-def _draws(name: str) -> bool:
-    word = name.split(".")[1]
-    return word.startswith(_DRAWS)
+def _runs_once(name: str) -> bool:
+    return name.split(".")[1].startswith(_DRAWS) or is_for_autograd_only(name)
+
+
+def is_for_autograd_only(name: str) -> bool:
+    """Whether an operator gives something else where no gradient is asked for, as it is when results are made again.
+
+    >>> is_for_autograd_only("aten.mkldnn_rnn_layer.default"), is_for_autograd_only("aten.mm.default")
+    (True, False)
+    """
+    return name.split(".")[1] in _FOR_AUTOGRAD_ONLY
 
 
 def _ends(trace: Trace) -> list[int]:

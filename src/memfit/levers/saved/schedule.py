@@ -49,7 +49,7 @@ def schedule(line: Line, ops: Mapping[int, str]) -> Schedule:
 class _Follower:
     def __init__(self, line: Line, ops: Mapping[int, str]) -> None:
         self.line = line
-        self.ops = {op: BITS if op in line.drawn and do not in (*STORED, DROP) else do for op, do in ops.items()}
+        self.ops = {op: BITS if op in line.once and do not in (*STORED, DROP) else do for op, do in ops.items()}
         self.result = Schedule()
         self.times: dict[int, int] = {}  # of each node: after so many remakings it stays; 0: never
         self.noded = {s for op, do in self.ops.items() if do != DROP for s in line.made.get(op, ()) if _can_be(line, s, do)}
