@@ -18,4 +18,5 @@ def seen(step: Step) -> Ledger:
         with labelled(recorder, fake), recorder:
             fake.run(fake.batch, recorder, schedule=False)
     ops = recorder.ops([0] * (recorder.now + 1))
-    return account(Trace(ops, recorder.storages(), recorder.saved(), recorder.calls(), (), Process(0), True, "cpu", step.batch_size))
+    seen = (ops, recorder.storages(), recorder.saved(), recorder.calls(), (), Process(0), True, "cpu", step.batch_size)
+    return account(Trace(*seen, gradients_in_parts=recorder.gradients_in_parts))

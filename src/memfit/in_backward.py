@@ -5,11 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch.optim import Optimizer
 
+from memfit.errors import MemfitError
 from memfit.running import interrupts_held_back
 
 
@@ -29,31 +31,49 @@ def stepped_in_backward(optimizers: Sequence[Optimizer], enter: Callable[[str], 
     if not optimizers:
         yield
         return
-    one_at_a_time = threading.Lock()  # with parameters on several devices, backward runs in several threads
+    updates = _Updates(enter)
     with interrupts_held_back(), ExitStack() as hooks:
         for optimizer in optimizers:
             for group in optimizer.param_groups:
-                step = _step_of(optimizer, group, enter, one_at_a_time)
                 for parameter in (p for p in group["params"] if p.requires_grad):
-                    hooks.callback(parameter.register_post_accumulate_grad_hook(step).remove)
+                    hooks.callback(parameter.register_post_accumulate_grad_hook(partial(updates.update, optimizer, group)).remove)
         yield
 
 
-def _step_of(
-    optimizer: Optimizer, group: dict[str, Any], enter: Callable[[str], None], lock: threading.Lock
-) -> Callable[[torch.Tensor], None]:
-    """The optimizer's own step on one parameter: its own state, its group's learning rate of this moment."""
+class _Updates:
+    """Of one backward."""
 
-    def step(parameter: torch.Tensor) -> None:
-        with lock:
-            enter("optimizer")
-            groups, members = optimizer.param_groups, group["params"]
-            optimizer.param_groups, group["params"] = [group], [parameter]
-            try:
-                optimizer.step()
-            finally:
-                optimizer.param_groups, group["params"] = groups, members
+    def __init__(self, enter: Callable[[str], None]) -> None:
+        self._enter, self._done = enter, set[torch.Tensor]()
+        self._one_at_a_time = threading.Lock()  # with parameters on several devices, backward runs in several threads
+
+    def update(self, optimizer: Optimizer, group: dict[str, Any], parameter: torch.Tensor) -> None:
+        """Now that the parameter's gradient is there, which comes once."""
+        with self._one_at_a_time:
+            if parameter in self._done:
+                raise MemfitError(_in_parts(parameter, len(self._done)))
+            self._done.add(parameter)
+            self._enter("optimizer")
+            _step_on(optimizer, group, parameter)
             parameter.grad = None
-            enter("backward")
+            self._enter("backward")
 
-    return step
+
+def _step_on(optimizer: Optimizer, group: dict[str, Any], parameter: torch.Tensor) -> None:
+    """The optimizer's own step on one parameter: its own state, its group's learning rate of this moment."""
+    groups, members = optimizer.param_groups, group["params"]
+    optimizer.param_groups, group["params"] = [group], [parameter]
+    try:
+        optimizer.step()
+    finally:
+        optimizer.param_groups, group["params"] = groups, members
+
+
+def _in_parts(parameter: torch.Tensor, updated: int) -> str:
+    return (
+        "The optimizer's step cannot be taken inside backward: "
+        f"the gradient of a parameter of shape {tuple(parameter.shape)} came in parts, "
+        f"as it does from a reentrant checkpoint around a module that is called twice. Updates of {updated} parameters are done already, "
+        "this one's with a part of its gradient: load the last state you saved, and take the optimizer's lever off, or call checkpoint "
+        "with use_reentrant=False."
+    )

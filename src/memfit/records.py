@@ -206,6 +206,7 @@ class Trace(Record):
     half_is_cheap: bool = False
     notes: tuple[str, ...] = ()
     fresh_bytes_a_second: float = 4e9  # memory given back to the system and asked for again
+    gradients_in_parts: bool = False  # backward passes inside backward, as reentrant checkpoints run, give one gradient several times
     part_costs: tuple[tuple[int, float], ...] = ()  # micro-batch sizes, and the seconds of all of that size beside the whole batch's
 
 

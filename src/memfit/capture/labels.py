@@ -18,7 +18,7 @@ def labelled(recorder: Recorder, step: Step) -> Iterator[None]:
     name_fixed_parts(recorder, step)
     name_optimizer_states(recorder, step)
     with ExitStack() as hooks:
-        for parameter in (p for model in step.models.values() for p in model.parameters() if p.requires_grad):
+        for parameter in dict.fromkeys(p for model in step.models.values() for p in model.parameters() if p.requires_grad):
             hooks.callback(parameter.register_post_accumulate_grad_hook(_names_gradient(recorder)).remove)
         yield
     name_optimizer_states(recorder, step)
@@ -26,6 +26,7 @@ def labelled(recorder: Recorder, step: Step) -> Iterator[None]:
 
 def _names_gradient(recorder: Recorder) -> Callable[[torch.Tensor], None]:
     def name(parameter: torch.Tensor) -> None:
+        recorder.gradient_came(parameter)
         if parameter.grad is not None:
             recorder.watch(parameter.grad, "gradients")
 

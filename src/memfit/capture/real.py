@@ -54,6 +54,7 @@ def capture_real(step: Step, progress: Callable[[str], None]) -> Trace:
         step_seconds=seconds,
         growth_bytes=growth,
         half_is_cheap=device_named(device_of(step)).half_is_cheap,
+        gradients_in_parts=recording.recorder.gradients_in_parts,
     )
 
 

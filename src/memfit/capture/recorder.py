@@ -53,6 +53,8 @@ class Recorder(TorchDispatchMode):
         self._saved: list[list[Any]] = []
         self._open_calls: list[tuple[str, int]] = []
         self._calls: list[Call] = []
+        self.gradients_in_parts = False
+        self._with_gradient: set[tuple[str, int]] = set()  # by loss
         self._silent = self._over = False
         self._hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
 
@@ -80,6 +82,12 @@ class Recorder(TorchDispatchMode):
         number = self._number_of(tensor)
         if not self._storages[number][3]:
             self._storages[number][3], self._storages[number][6] = kind, name
+
+    def gradient_came(self, parameter: torch.Tensor) -> None:
+        """Autograd has given a parameter its gradient; if that happens again for the same loss, each was only a part."""
+        if self.phase == "backward":
+            self.gradients_in_parts |= (self._loss, id(parameter)) in self._with_gradient
+            self._with_gradient.add((self._loss, id(parameter)))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

@@ -55,6 +55,7 @@ def capture_simulated(
         batch_size=step.batch_size,
         growth_bytes=growth,
         half_is_cheap=target.half_is_cheap,
+        gradients_in_parts=recorder.gradients_in_parts,
         notes=target.notes,
     )
     progress("predicting what the process takes")

@@ -87,9 +87,14 @@ def _options(trace: Trace) -> Iterator[Option]:
         yield Option("optimizer", "fused", "reordered", {"how": "fused"}, "one kernel needs no temporaries")
     if is_installed() and updates and kinds <= set(EIGHT_BIT_KINDS):
         yield Option("optimizer", "states in eight bits", "rounded", {"how": "eight bits"}, "a byte a number instead of four")
-    if updates and kinds <= set(_ALONE) and not any("norm" in op.name for op in trace.ops if op.phase == "optimizer"):
+    if updates and kinds <= set(_ALONE) and _can_step_in_backward(trace):
         settings = {"how": "in backward", "excludes": list(_NOT_IN_BACKWARD)}
         yield Option("optimizer", "step inside backward", "bitwise", settings, "each gradient goes as soon as its parameter is updated")
+
+
+def _can_step_in_backward(trace: Trace) -> bool:
+    """As far as a trace can tell: no norm of all gradients is taken, and each gradient is whole when it comes."""
+    return not trace.gradients_in_parts and not any("norm" in op.name for op in trace.ops if op.phase == "optimizer")
 
 
 def _set(undo: Undo, group: dict[str, Any], name: str, value: object) -> None:

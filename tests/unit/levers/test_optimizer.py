@@ -3,12 +3,14 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from lever_law import differences, furniture, law_errors, made, options_of, simulated, state_after
 from memfit import MemfitError, Step
@@ -212,6 +214,46 @@ def test_inside_backward_is_refused_with_the_reason() -> None:
     shared = made(dense)
     shared = replace(shared, optimizer=[shared.optimizers[0], torch.optim.SGD(shared.models[""].parameters(), 0.1)])
     assert "a parameter is held by several optimizers" in refusal(shared, IN_BACKWARD)
+
+
+class CheckpointedTwice(nn.Module):
+    """One module called twice, each time inside a checkpoint of the kind that runs a backward of its own in backward."""
+
+    def __init__(self, reentrant: bool = True) -> None:
+        super().__init__()
+        self.first, self.reentrant = nn.Linear(16, 16), reentrant
+        self.block = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        for _ in range(2):
+            x = x + checkpoint(self.block, x, use_reentrant=self.reentrant)
+        return x
+
+
+def checkpointed_twice(reentrant: bool) -> Step:
+    net = CheckpointedTwice(reentrant)
+    return Step(net, lambda m, x: m(x).pow(2).mean(), torch.optim.SGD(net.parameters(), 0.1), torch.randn(4, 16))
+
+
+def test_a_gradient_that_comes_in_parts_is_never_taken_for_a_whole_one() -> None:
+    """Each of two backward passes inside backward gives its part of a gradient, and an update with the first would be wrong."""
+    assert "step inside backward" not in options_of(LEVER, partial(checkpointed_twice, reentrant=True))
+    step = made(partial(checkpointed_twice, reentrant=True))
+    before = furniture(step)
+    with LEVER.apply(step, IN_BACKWARD), pytest.raises(MemfitError) as caught:
+        step.run(step.batch)
+    assert "the gradient of a parameter of shape (16,) came in parts" in str(caught.value)
+    assert "Updates of 4 parameters are done already" in str(caught.value) and "use_reentrant=False" in str(caught.value)
+    assert furniture(step) == before
+
+
+def test_a_checkpoint_that_is_not_reentrant_gives_whole_gradients() -> None:
+    make = partial(checkpointed_twice, reentrant=False)
+    assert "step inside backward" in options_of(LEVER, make)
+    step = made(make)
+    LEVER.apply(step, IN_BACKWARD)
+    assert differences(state_after(made(make)), state_after(step)) == []
 
 
 class Unscaled:
