@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.checkpoint import checkpoint
 
 from lever_law import differences, furniture, law_errors, made, options_of, simulated, state_after
@@ -214,6 +215,28 @@ def test_inside_backward_is_refused_with_the_reason() -> None:
     shared = made(dense)
     shared = replace(shared, optimizer=[shared.optimizers[0], torch.optim.SGD(shared.models[""].parameters(), 0.1)])
     assert "a parameter is held by several optimizers" in refusal(shared, IN_BACKWARD)
+
+
+def nothing(*given: object) -> None: ...
+
+
+@pytest.mark.parametrize(
+    "register",
+    [
+        lambda step: step.optimizers[0].register_step_pre_hook(nothing),
+        lambda step: step.optimizers[0].register_step_post_hook(nothing),
+        lambda step: register_optimizer_step_pre_hook(nothing),
+        lambda step: register_optimizer_step_post_hook(nothing),
+    ],
+)
+def test_hooks_on_a_step_would_be_called_for_every_parameter(register: Any) -> None:
+    step = made(dense)
+    hook = register(step)
+    try:
+        assert "AdamW has hooks on its step, as moving averages of weights use them" in refusal(step, IN_BACKWARD)
+    finally:
+        hook.remove()
+    LEVER.apply(step, IN_BACKWARD)()
 
 
 class CheckpointedTwice(nn.Module):
