@@ -178,6 +178,18 @@ def recurrent() -> Step:
     return Step(net, lambda m, x: m(x).pow(2).mean(), sgd(net), torch.randn(8, 16, 32))
 
 
+def self_conditioned() -> Step:
+    """The network's own guess, made without gradients, is an input of it: making that guess again takes every weight as it was."""
+    net = nn.Sequential(nn.Linear(32, 64), nn.SiLU(), nn.Linear(64, 64), nn.SiLU(), nn.Linear(64, 16))
+
+    def loss(m: Any, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            guess = m(torch.cat([x, torch.zeros_like(x)], -1))
+        return (m(torch.cat([x, guess], -1)) - x).pow(2).mean()
+
+    return Step(net, loss, sgd(net), torch.randn(64, 16))
+
+
 def frozen_convolutions() -> Step:
     encoder = nn.Conv2d(3, 8, 3, padding=1)
     layers = [nn.Conv2d(8, 16, 3, padding=1), nn.SiLU(), nn.Conv2d(16, 16, 3, padding=1), nn.SiLU(), nn.Conv2d(16, 3, 3, padding=1)]
@@ -203,6 +215,7 @@ HARD: dict[str, Callable[[], Step]] = {
     for make in (
         residual, views, called_twice, own_function, gradient_penalty, graph_retained, autocast_around_backward, frozen_convolutions,
         written_outside, conjugated, conjugated_in_place, recurrent,
+        self_conditioned,
     )
 }  # fmt: skip
 STEPS = {**SMALL_STEPS, **HARD}

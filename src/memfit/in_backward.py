@@ -16,7 +16,9 @@ from memfit.running import interrupts_held_back
 
 
 @contextmanager
-def stepped_in_backward(optimizers: Sequence[Optimizer], enter: Callable[[str], None]) -> Iterator[None]:
+def stepped_in_backward(
+    optimizers: Sequence[Optimizer], enter: Callable[[str], None], before_update: Sequence[Callable[[torch.Tensor], object]] = ()
+) -> Iterator[None]:
     """While it is entered, a parameter is updated and its gradient freed as soon as backward has all of it.
 
     The hooks live only as long as one backward, on the parameters the optimizers hold then: fake stand-ins get them as well.
@@ -31,7 +33,7 @@ def stepped_in_backward(optimizers: Sequence[Optimizer], enter: Callable[[str], 
     if not optimizers:
         yield
         return
-    updates = _Updates(enter)
+    updates = _Updates(enter, before_update)
     with interrupts_held_back(), ExitStack() as hooks:
         for optimizer in optimizers:
             for group in optimizer.param_groups:
@@ -43,8 +45,8 @@ def stepped_in_backward(optimizers: Sequence[Optimizer], enter: Callable[[str], 
 class _Updates:
     """Of one backward."""
 
-    def __init__(self, enter: Callable[[str], None]) -> None:
-        self._enter, self._done = enter, set[torch.Tensor]()
+    def __init__(self, enter: Callable[[str], None], before_update: Sequence[Callable[[torch.Tensor], object]]) -> None:
+        self._enter, self._before_update, self._done = enter, before_update, set[torch.Tensor]()
         self._one_at_a_time = threading.Lock()  # with parameters on several devices, backward runs in several threads
 
     def update(self, optimizer: Optimizer, group: dict[str, Any], parameter: torch.Tensor) -> None:
@@ -53,6 +55,8 @@ class _Updates:
             if parameter in self._done:
                 raise MemfitError(_in_parts(parameter, len(self._done)))
             self._done.add(parameter)
+            for call in self._before_update:
+                call(parameter)
             self._enter("optimizer")
             _step_on(optimizer, group, parameter)
             parameter.grad = None

@@ -55,6 +55,7 @@ class Running:
     split: Callable[[str, Any], Iterable[Part]] | None = None  # phase and batch to parts, the same number for every phase
     guard: Guard | None = None
     steps_in_backward: list[Optimizer] = field(default_factory=list)  # their step happens as gradients come
+    before_update: list[Callable[[torch.Tensor], object]] = field(default_factory=list)  # of a parameter, inside backward: called with it
     after_step: list[Callable[[], object]] = field(default_factory=list)  # called when a whole step is done
 
     def parts(self, phase: str, batch: Any) -> list[Part]:

@@ -158,7 +158,7 @@ class Step:
                 if part.share != 1.0:
                     loss = loss * part.share
                 enter("backward")
-                with stepped_in_backward(stepping, enter):
+                with stepped_in_backward(stepping, enter, self.running.before_update):
                     (self.running.guard.scaled(loss) if self.running.guard else loss).backward()
             total = loss.detach() if total is None else total + loss.detach()
             del loss

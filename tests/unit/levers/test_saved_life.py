@@ -14,13 +14,16 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from lever_law import differences, furniture, made
+from lever_law import differences, furniture, made, state_after
 from memfit import Step
-from memfit.levers import CannotApply
+from memfit.levers import LEVERS, CannotApply
 from memfit.levers.saved.apply import apply_tables
 from memfit.levers.saved.table import CACHE, DISK, RECOMPUTE, Decision, PhaseTable, Region
+from memfit.records import Option
 from saved_steps import STEPS, bits_after, plain_bits, put_on, spread
 from small_steps import sgd
+
+IN_BACKWARD = Option("optimizer", "step inside backward", "bitwise", {"how": "in backward"})
 
 
 def gradients(step: Step) -> list[torch.Tensor]:
@@ -91,6 +94,16 @@ def test_a_parameter_changed_between_forward_and_backward_is_refused(word: str) 
             step.models[""].get_parameter("0.weight").add_(1.0)
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             loss.backward()
+
+
+@pytest.mark.parametrize("words", [[RECOMPUTE], [CACHE], ["recompute twice", RECOMPUTE], [DISK, RECOMPUTE]])
+@pytest.mark.parametrize("name", ["self_conditioned", "dense", "residual", "transformer"])
+def test_what_needs_a_weight_is_made_again_before_that_is_updated_inside_backward(name: str, words: list[str]) -> None:
+    step, plain = made(STEPS[name]), made(STEPS[name])
+    before = furniture(step)
+    with put_on(name, step, spread(name, words)), LEVERS["optimizer"].apply(step, IN_BACKWARD):
+        assert differences(state_after(plain), state_after(step)) == []
+    assert furniture(step) == before
 
 
 @pytest.mark.parametrize("words", [[RECOMPUTE], [DISK, CACHE]])

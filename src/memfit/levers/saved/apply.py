@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import torch
 from torch import nn
 
 from memfit.chunking import chunks_watched_by
@@ -22,6 +23,7 @@ class _Active:
 
     def __init__(self) -> None:
         self.forward: Forward | None = None
+        self.to_be_differentiated: Forward | None = None
         self.calls: Counter[str] = Counter()
         self.inside: list[str] = []  # the calls for which the dispatch mode was entered
         self._calls_before: Counter[str] = Counter()
@@ -46,6 +48,11 @@ class _Active:
             self.inside.pop()
             if not self.inside:
                 self.forward.leave_region()
+
+    def make_what_needs(self, parameter: torch.Tensor) -> None:
+        """The parameter is about to be updated, inside backward: what is still to be made again with it is made now."""
+        if self.to_be_differentiated is not None:
+            self.to_be_differentiated.make_readers(parameter)
 
     def begins(self, again: bool) -> None:
         """A chunk runs: each is the planned one, so its calls are counted from where the first one's were."""
@@ -89,11 +96,15 @@ def apply_tables(step: Step, tables: dict[str, PhaseTable]) -> Undo:
         if table is None:
             yield
             return
-        with _watching(Forward(table, elsewhere), active):
+        forward = Forward(table, elsewhere)
+        with _watching(forward, active):
             yield
+        active.to_be_differentiated = forward if step.running.steps_in_backward else None
 
     step.running.around_loss.append(around)
     undo.then(step.running.around_loss.remove, around)
+    step.running.before_update.append(active.make_what_needs)
+    undo.then(step.running.before_update.remove, active.make_what_needs)
     return undo
 
 

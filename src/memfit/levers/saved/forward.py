@@ -183,17 +183,7 @@ class Forward(TorchDispatchMode):
         written = _written(func, args, kwargs)
         for tensor in written:
             self._wait_for_copies(tensor)
-            for reference in self._readers.pop(id(tensor.untyped_storage()), ()):
-                node = reference()
-                if (
-                    node is not None
-                    and node.outputs is None
-                    and any(
-                        kept.tensor.untyped_storage() is tensor.untyped_storage() for kept in _kept_in((node.args, *node.kwargs.values()))
-                    )
-                ):
-                    node.times = 1
-                    self._quietly(remake, node)
+            self.make_readers(tensor)
         simple = len(written) == 1 and written[0] is args[0]
         maker = self._makers.get(id(args[0].untyped_storage())) if simple else None
         if maker is not None and draws(func, args, kwargs):
@@ -210,6 +200,17 @@ class Forward(TorchDispatchMode):
             self._note(args[0], node, 0, maker.do, maker.drawn, writes=1)
         self._fresh.clear()
         return out
+
+    def make_readers(self, tensor: torch.Tensor) -> None:
+        """Its memory is about to be written: nodes that hold it run now, and what they make stays."""
+        storage = tensor.untyped_storage()
+        for reference in self._readers.pop(id(storage), ()):
+            node = reference()
+            if node is None or node.outputs is not None:
+                continue
+            if any(kept.tensor.untyped_storage() is storage for kept in _kept_in((node.args, *node.kwargs.values()))):
+                node.times = 1
+                self._quietly(remake, node)
 
     def _wait_for_copies(self, tensor: torch.Tensor) -> None:
         """Memory on its way to disk or to the host must not be written to before it is there."""
@@ -252,7 +253,7 @@ class Forward(TorchDispatchMode):
             self._quiet = before
 
     def forget(self) -> None:
-        """The loss is computed: handles know all they need, nothing is looked up any more."""
+        """The loss is computed: handles know all they need, nothing is looked up any more but who reads a parameter."""
         if self._elsewhere is not None:
             self._elsewhere.settle()
         if self._found < _ENOUGH * len(self._decisions):
@@ -262,7 +263,6 @@ class Forward(TorchDispatchMode):
                 stacklevel=2,
             )
         self._makers.clear()
-        self._readers.clear()
         self._fresh.clear()
 
 
