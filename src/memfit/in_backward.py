@@ -39,7 +39,8 @@ def stepped_in_backward(
             for group in optimizer.param_groups:
                 for parameter in (p for p in group["params"] if p.requires_grad):
                     hooks.callback(parameter.register_post_accumulate_grad_hook(partial(updates.update, optimizer, group)).remove)
-        yield
+        with updates.explained():
+            yield
 
 
 class _Updates:
@@ -48,6 +49,16 @@ class _Updates:
     def __init__(self, enter: Callable[[str], None], before_update: Sequence[Callable[[torch.Tensor], object]]) -> None:
         self._enter, self._before_update, self._done = enter, before_update, set[torch.Tensor]()
         self._one_at_a_time = threading.Lock()  # with parameters on several devices, backward runs in several threads
+
+    @contextmanager
+    def explained(self) -> Iterator[None]:
+        """What torch says of a tensor that was written to since it was saved, told as what it is here."""
+        try:
+            yield
+        except RuntimeError as error:
+            if not self._done or "modified by an inplace operation" not in str(error):
+                raise
+            raise MemfitError(_needed_as_it_was(len(self._done))) from error
 
     def update(self, optimizer: Optimizer, group: dict[str, Any], parameter: torch.Tensor) -> None:
         """Now that the parameter's gradient is there, which comes once."""
@@ -80,4 +91,12 @@ def _in_parts(parameter: torch.Tensor, updated: int) -> str:
         f"as it does from a reentrant checkpoint around a module that is called twice. Updates of {updated} parameters are done already, "
         "this one's with a part of its gradient: load the last state you saved, and take the optimizer's lever off, or call checkpoint "
         "with use_reentrant=False."
+    )
+
+
+def _needed_as_it_was(updated: int) -> str:
+    return (
+        "The optimizer's step cannot be taken inside backward: backward needed a tensor as it was before an update, most likely a weight that "
+        f"this step also uses where it gets no gradient, as weight.detach(). Updates of {updated} parameters are done already: load the last "
+        "state you saved, and take the optimizer's lever off."
     )

@@ -18,19 +18,29 @@ def labelled(recorder: Recorder, step: Step) -> Iterator[None]:
     name_fixed_parts(recorder, step)
     name_optimizer_states(recorder, step)
     with ExitStack() as hooks:
-        for parameter in dict.fromkeys(p for model in step.models.values() for p in model.parameters() if p.requires_grad):
-            hooks.callback(parameter.register_post_accumulate_grad_hook(_names_gradient(recorder)).remove)
+        for parameter, name in _trained(step).items():
+            hooks.callback(parameter.register_post_accumulate_grad_hook(_names_gradient(recorder, name)).remove)
         yield
     name_optimizer_states(recorder, step)
 
 
-def _names_gradient(recorder: Recorder) -> Callable[[torch.Tensor], None]:
-    def name(parameter: torch.Tensor) -> None:
+def _trained(step: Step) -> dict[torch.Tensor, str]:
+    """By the first name of each, as it is watched under."""
+    found: dict[torch.Tensor, str] = {}
+    for prefix, model in step.models.items():
+        for name, parameter in model.named_parameters(prefix):
+            if parameter.requires_grad:
+                found.setdefault(parameter, name)
+    return found
+
+
+def _names_gradient(recorder: Recorder, name: str) -> Callable[[torch.Tensor], None]:
+    def names(parameter: torch.Tensor) -> None:
         recorder.gradient_came(parameter)
         if parameter.grad is not None:
-            recorder.watch(parameter.grad, "gradients")
+            recorder.watch(parameter.grad, "gradients", name)
 
-    return name
+    return names
 
 
 def name_fixed_parts(recorder: Recorder, step: Step) -> None:

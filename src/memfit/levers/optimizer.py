@@ -13,7 +13,7 @@ from torch.optim.optimizer import _device_dtype_check_for_fused, _global_optimiz
 from memfit.levers.eight_bit import KINDS as EIGHT_BIT_KINDS
 from memfit.levers.eight_bit import in_eight_bits, is_installed, keep_eight_bits
 from memfit.levers.lever import CannotApply, trace_of
-from memfit.levers.optimizer_line import LOOPS, fused, has_lists_of_temporaries, in_backward, looped, updates_in
+from memfit.levers.optimizer_line import LOOPS, fused, has_lists_of_temporaries, in_backward, looped, reads_what_was_updated, updates_in
 from memfit.levers.rewriting import rewritten
 from memfit.levers.undo import Undo
 from memfit.records import Ledger, Option, Trace
@@ -93,8 +93,9 @@ def _options(trace: Trace) -> Iterator[Option]:
 
 
 def _can_step_in_backward(trace: Trace) -> bool:
-    """As far as a trace can tell: no norm of all gradients is taken, and each gradient is whole when it comes."""
-    return not trace.gradients_in_parts and not any("norm" in op.name for op in trace.ops if op.phase == "optimizer")
+    """As far as a trace can tell: no norm of all gradients is taken, each gradient is whole when it comes, and its parameter needed no more."""
+    takes_a_norm = any("norm" in op.name for op in trace.ops if op.phase == "optimizer")
+    return not (takes_a_norm or trace.gradients_in_parts or reads_what_was_updated(trace))
 
 
 def _set(undo: Undo, group: dict[str, Any], name: str, value: object) -> None:

@@ -144,6 +144,18 @@ def _last_touches(trace: Trace) -> dict[tuple[str, int], int]:
     return {(op.loss, s): n for n, op in ops for s in (*op.inputs, *op.outputs)}
 
 
+def reads_what_was_updated(trace: Trace) -> bool:
+    """Whether backward needs a parameter when its gradient is complete: one that is used detached as well, where nothing waits for it."""
+    touched = _last_touches(trace)
+    parameters = {storage.name: s for s, storage in enumerate(trace.storages) if storage.kind == "parameters"}
+    pairs = (
+        (trace.ops[update.ops[0]].loss, gradient, parameters.get(trace.storages[gradient].name, gradient))
+        for update in updates_in(trace)
+        for gradient in update.gradients
+    )
+    return any(touched.get((loss, parameter), -1) > touched.get((loss, gradient), -1) for loss, gradient, parameter in pairs)
+
+
 def _relined(trace: Trace, after: dict[int, list[tuple[int, Op]]], moved: set[int], emptied: set[int]) -> Trace:
     ops: list[Op] = []
     place: list[int] = []  # of each op that was: its number now, or that of the op before it

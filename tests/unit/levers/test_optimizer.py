@@ -279,6 +279,36 @@ def test_a_checkpoint_that_is_not_reentrant_gives_whole_gradients() -> None:
     assert differences(state_after(made(make)), state_after(step)) == []
 
 
+def used_aside(as_it_is: Callable[[torch.Tensor], torch.Tensor], frozen: bool = False) -> Step:
+    """The last weight is used a second time, further up, where it gets no gradient, so that nothing there waits for its update."""
+    net = nn.ModuleDict({"first": nn.Linear(16, 16), "last": nn.Linear(16, 16)})
+
+    def loss(m: Any, x: torch.Tensor) -> torch.Tensor:
+        return m["last"](m["first"](x) @ as_it_is(m["last"].weight)).pow(2).mean()
+
+    trained = net["first"] if frozen else net
+    net["last"].requires_grad_(not frozen)
+    return Step(net, loss, torch.optim.SGD(trained.parameters(), 0.1), torch.randn(4, 16))
+
+
+@pytest.mark.parametrize("as_it_is", [torch.Tensor.detach, lambda weight: weight.data], ids=["detached", "data"])
+def test_a_weight_that_backward_reads_after_its_update(as_it_is: Any) -> None:
+    assert "step inside backward" not in options_of(LEVER, partial(used_aside, as_it_is))
+    assert "step inside backward" in options_of(LEVER, partial(used_aside, torch.Tensor.clone))
+    assert "step inside backward" in options_of(LEVER, partial(used_aside, as_it_is, frozen=True))
+
+
+def test_the_error_of_a_weight_that_backward_needs_as_it_was() -> None:
+    step = made(partial(used_aside, torch.Tensor.detach))
+    with LEVER.apply(step, IN_BACKWARD), pytest.raises(MemfitError) as caught:
+        step.run(step.batch)
+    assert str(caught.value) == (
+        "The optimizer's step cannot be taken inside backward: backward needed a tensor as it was before an update, most likely a weight that "
+        "this step also uses where it gets no gradient, as weight.detach(). Updates of 2 parameters are done already: load the last state "
+        "you saved, and take the optimizer's lever off."
+    )
+
+
 class Unscaled:
     def scaled(self, loss: torch.Tensor) -> torch.Tensor:
         return loss
