@@ -9,7 +9,7 @@ from torch import nn
 from memfit.ledger import account
 from memfit.ledger.findings.attention import AttentionMap, maps_in
 from memfit.ledger.findings.scene import Scene
-from memfit.levers.attention_adapters import AttentionAdapter, adapter_of, eager_transformers, sdpa_within, use_sdpa
+from memfit.levers.attention_adapters import AttentionAdapter, adapter_of, eager_transformers, may_call_sdpa, sdpa_within, use_sdpa
 from memfit.levers.attention_trace import without_maps
 from memfit.levers.forwards import exchange_attribute, modules_of
 from memfit.levers.lever import CannotApply, trace_of
@@ -66,7 +66,8 @@ class Attention:
         rows = option.settings["rows"]
         attend = in_chunks_of(rows) if rows else fused_attention
         undo = Undo()
-        adapted = [name for name, module in modules_of(step) if self._adapt(name, module, attend, option, undo)]
+        calling = _calling_sdpa(step, option, undo)
+        adapted = [name for name, module in modules_of(step) if _adapt(module, attend, id(module) in calling, undo)]
         left = [path for path in option.settings["modules"] if not any(_is_in(path, name) for name in adapted)]
         if left or not adapted:
             undo()
@@ -78,18 +79,26 @@ class Attention:
             )
         return undo
 
-    def _adapt(self, name: str, module: nn.Module, attend: Attend, option: Option, undo: Undo) -> bool:
-        described = next((_DESCRIBED[kind] for kind in type(module).__mro__ if kind in _DESCRIBED), None)
-        forward = (described or adapter_of(module))(module, attend)
-        if forward is None and eager_transformers(module):
-            use_sdpa(module, undo)
-            forward = sdpa_within(module, attend)
-        if forward is None and name in option.settings["sdpa"]:
-            forward = sdpa_within(module, attend)
-        if forward is None:
-            return False
-        exchange_attribute(module, "forward", forward, undo)
-        return True
+
+def _calling_sdpa(step: Step, option: Option, undo: Undo) -> set[int]:
+    """Modules that call scaled_dot_product_attention, transformers' after they were told to, by id."""
+    calling = {id(module) for name, module in modules_of(step) if name in option.settings["sdpa"]}
+    for _, model in modules_of(step):
+        if eager_transformers(model):
+            use_sdpa(model, undo)
+            calling |= {id(module) for module in may_call_sdpa(model)}
+    return calling
+
+
+def _adapt(module: nn.Module, attend: Attend, calls_sdpa: bool, undo: Undo) -> bool:
+    described = next((_DESCRIBED[kind] for kind in type(module).__mro__ if kind in _DESCRIBED), None)
+    forward = (described or adapter_of(module))(module, attend)
+    if forward is None and calls_sdpa:
+        forward = sdpa_within(module, attend)
+    if forward is None:
+        return False
+    exchange_attribute(module, "forward", forward, undo)
+    return True
 
 
 def _maps(ledger: Ledger) -> list[AttentionMap]:

@@ -6,6 +6,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 import torch
@@ -29,11 +30,28 @@ def sdpa_within(module: nn.Module, attend: Attend) -> Forward:
     """The module's own forward, in which scaled_dot_product_attention is `attend`."""
     own = module.forward
 
+    def attend_or_refuse(*args: Any, **kwargs: Any) -> torch.Tensor:
+        _refuse_checkpoints(type(module).__name__, up_to=forward)
+        return attend(*args, **kwargs)
+
     def forward(*args: Any, **kwargs: Any) -> Any:
-        with sdpa_is(attend):
+        with sdpa_is(attend_or_refuse):
             return own(*args, **kwargs)
 
     return forward
+
+
+def _refuse_checkpoints(module: str, up_to: Any) -> None:
+    """What is checkpointed between a module's forward and its attention runs again in backward, where that forward is not entered."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame and frame.f_code is not up_to.__code__:
+        if frame.f_globals.get("__name__") == "torch.utils.checkpoint":
+            raise CannotApply(
+                f"attention cannot join {module}, because {module} checkpoints its attention inside its own forward: computed again in "
+                "backward, that would attend in torch's own way, with other tensors. Put the checkpoint around the call of the module, or "
+                "describe the module with memfit.levers.attention.describe_attention."
+            )
+        frame = frame.f_back
 
 
 @contextmanager
@@ -131,6 +149,12 @@ def use_sdpa(module: Any, undo: Undo) -> None:
     module.set_attn_implementation("sdpa")
     for config, implementation in before:
         undo.then(setattr, config, "_attn_implementation_internal", implementation)
+
+
+def may_call_sdpa(model: nn.Module) -> list[nn.Module]:
+    """The model and all in it but torch's own layers: each must attend in the new way by itself, for a layer may be checkpointed
+    and run again while the model's forward is over."""
+    return [module for module in model.modules() if not type(module).__module__.startswith("torch.")]
 
 
 _KNOWN: dict[str, AttentionAdapter] = {

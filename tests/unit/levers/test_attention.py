@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import memfit
 from memfit import Step
@@ -103,6 +104,62 @@ def test_the_law_and_the_same_training(make: Callable[[], Step]) -> None:
         assert told.peak_bytes == pytest.approx(seen.peak_bytes, abs=0.02 * before.peak_bytes)
         for ours, theirs in zip(found, expected, strict=True):
             torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5 * max(float(g.abs().max()) for g in expected))
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_layers_that_are_checkpointed_attend_alike_when_they_run_again(dropout: float, reentrant: bool) -> None:
+    step = gpt2(dropout)
+    step.models[""].gradient_checkpointing_enable({"use_reentrant": reentrant})
+    step.models[""].enable_input_require_grads()  # without it, checkpoints that reenter find nothing to differentiate
+    expected, given = gradients(step, step.model), LEVER.options(memfit.profile(step, simulate=True))
+    assert len(given) == 2
+    for option in given:
+        with LEVER.apply(step, option):
+            found = gradients(step, step.model)
+        for ours, theirs in zip(found, expected, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5 * max(float(g.abs().max()) for g in expected))
+
+
+class Fuses(nn.Module):
+    """Calls torch's fused attention, which writes its map out with dropout on a CPU; it may checkpoint that by itself."""
+
+    def __init__(self, reentrant: bool | None = None) -> None:
+        super().__init__()
+        self.qkv, self.reentrant = nn.Linear(32, 96), reentrant
+
+    def attend(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.scaled_dot_product_attention(*self.qkv(x)[:, None].chunk(3, -1), dropout_p=0.1)[:, 0]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.attend(x) if self.reentrant is None else checkpoint(self.attend, x, use_reentrant=self.reentrant)
+
+
+class Checkpoints(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(self.inner, x, use_reentrant=False)
+
+
+def test_a_checkpoint_around_a_module_makes_no_difference() -> None:
+    step = step_of(nn.Sequential(nn.Linear(32, 32), Checkpoints(Fuses())))
+    expected, given = gradients(step, step.model), LEVER.options(memfit.profile(step, simulate=True))
+    for option in given:
+        with LEVER.apply(step, option):
+            found = gradients(step, step.model)
+        assert all(torch.allclose(a, b, rtol=1e-4, atol=1e-6) for a, b in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_checkpoint_inside_a_module_is_refused_while_it_runs(reentrant: bool) -> None:
+    step = step_of(nn.Sequential(nn.Linear(32, 32), Fuses(reentrant)))
+    for option in LEVER.options(memfit.profile(step, simulate=True)):
+        with LEVER.apply(step, option), pytest.raises(CannotApply, match=r"Fuses checkpoints .* its own forward.*describe_attention"):
+            step.run(step.batch)
+    assert step.run(step.batch)  # without it, all is as before
 
 
 def test_only_maps_are_offered_for() -> None:
