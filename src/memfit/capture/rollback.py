@@ -6,17 +6,15 @@ The bits wait in a file, not in memory, so that looking at a step that barely fi
 from __future__ import annotations
 
 import copy
-import random
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import IO, Any
 
-import numpy as np
 import torch
 
 from memfit.batches import tensors_in
-from memfit.capture.attributes import attributes_restored
+from memfit.restoring import attributes_restored, random_numbers_restored
 from memfit.step import Step
 
 
@@ -47,21 +45,6 @@ def rolled_back(step: Step) -> Iterator[None]:
             kept.seek(0)
             for storage in storages:
                 _read(storage, kept)
-
-
-@contextmanager
-def random_numbers_restored() -> Iterator[None]:
-    """Whatever is drawn or seeded inside, the next random numbers are those that would have come."""
-    before = (torch.get_rng_state(), random.getstate(), np.random.get_state())
-    on_cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
-    try:
-        yield
-    finally:
-        torch.set_rng_state(before[0])
-        random.setstate(before[1])
-        np.random.set_state(before[2])
-        if on_cuda is not None:
-            torch.cuda.set_rng_state_all(on_cuda)
 
 
 def _storages(step: Step) -> list[torch.UntypedStorage]:

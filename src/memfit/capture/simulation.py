@@ -22,10 +22,9 @@ from torch._subclasses.fake_tensor import (
 from torch.optim import Optimizer
 
 from memfit.batches import map_tensors, tensors_in
-from memfit.capture.attributes import attributes_restored
-from memfit.capture.rollback import random_numbers_restored
 from memfit.capture.whereabouts import is_the_users, short_path
 from memfit.errors import CannotSimulate, MemfitError
+from memfit.restoring import attributes_restored, random_numbers_restored
 from memfit.step import Step
 
 Built = TypeVar("Built")

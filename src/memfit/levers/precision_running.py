@@ -15,7 +15,9 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.optim import Optimizer
 
 from memfit.batches import map_tensors
+from memfit.levers.precision_buffers import BuffersBefore
 from memfit.non_finite import first_non_finite, is_finite
+from memfit.restoring import RandomState, attributes_restored, random_numbers_restored
 from memfit.step import Step
 
 
@@ -56,8 +58,8 @@ def autocast_in_modules(device: str, dtype: torch.dtype) -> Iterator[None]:
 class _Run:
     """What a phase's forward passes started from."""
 
-    buffers: list[tuple[torch.Tensor, torch.Tensor]]
-    forwards: list[tuple[Any, dict[str, Any], torch.Tensor]] = field(default_factory=list)  # batch, carry, random state
+    buffers: BuffersBefore
+    forwards: list[tuple[Any, dict[str, Any], RandomState]] = field(default_factory=list)  # batch, carry, what it drew from
     losses: list[torch.Tensor] = field(default_factory=list)
 
 
@@ -75,8 +77,8 @@ class FiniteGuard:
         """A part of a batch is about to be run: remember what its forward starts from."""
         self._phase = phase
         if number == 0:
-            self._runs[phase] = _Run([(b, b.clone()) for b in changing_buffers(self._step)])
-        self._runs[phase].forwards.append((batch, dict(carry), torch.get_rng_state()))
+            self._runs[phase] = _Run(BuffersBefore(self._step))
+        self._runs[phase].forwards.append((batch, dict(carry), RandomState.now()))
 
     def scaled(self, loss: torch.Tensor) -> torch.Tensor:
         """The loss, times the phase's scale for float16."""
@@ -119,9 +121,7 @@ class FiniteGuard:
             scaler.load_state_dict(scale)
 
     def _put_back(self, run: _Run) -> None:
-        with torch.no_grad():
-            for buffer, before in run.buffers:
-                buffer.copy_(before)
+        run.buffers.put_back()
 
     def _told(self, phase: str, run: _Run, optimizers: Sequence[Optimizer], scaler: torch.amp.GradScaler | None) -> str:
         found = self._found(phase, run, optimizers)
@@ -145,15 +145,14 @@ class FiniteGuard:
 
         def run_again() -> None:
             for batch, carry, random_state in run.forwards:
-                torch.set_rng_state(random_state)
+                random_state.set_again()
                 with autocast_in_modules(self._device, self._dtype):
                     loss(self._step.model, batch, dict(carry))
 
-        now = torch.get_rng_state()
         try:
-            return first_non_finite(run_again, lambda module: names.get(id(module), type(module).__name__))
+            with random_numbers_restored(), attributes_restored(self._step):
+                return first_non_finite(run_again, lambda module: names.get(id(module), type(module).__name__))
         finally:
-            torch.set_rng_state(now)
             self._put_back(run)
 
     def _in_backward(self, optimizers: Sequence[Optimizer]) -> str:
@@ -164,12 +163,6 @@ class FiniteGuard:
         if not bad:
             return "no module's output shows it, so it comes from the loss function itself"
         return f"every module's output is finite, so it appeared in backward; the gradient of {bad[-1]} is the first that shows it"
-
-
-def changing_buffers(step: Step) -> list[torch.Tensor]:
-    """Buffers that a forward pass may change: numbers that are averaged or counted, not masks or tables of positions."""
-    every = (b for net in step.models.values() for b in net.buffers())
-    return [b for b in dict.fromkeys(every) if b.is_floating_point() or b.dim() == 0]
 
 
 def _parameters(optimizers: Sequence[Optimizer]) -> list[torch.Tensor]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import cached_property
 
 from memfit.levers.precision_drawing import Cast, Drawing, Life
 from memfit.levers.precision_ops import LOWERED, outermost_calls, word
@@ -81,7 +82,7 @@ class _Assembly:
 
     def _assembled(self) -> Trace:
         lives = [*self._drawn.lives, *(cast.life for cast in self._drawn.casts), *self._drawn.extra]
-        storages = [self._storage(life) for life in lives] + list(self._copies_of_buffers())
+        storages = [self._held_by_guard(self._storage(life)) for life in lives] + list(self._copies_of_buffers())
         last = len(self._drawn.at) - 1
         saved = [
             replace(s, op=self._drawn.at[s.op], read=None if s.read is None else self._drawn.at[min(s.read, last)])
@@ -107,11 +108,25 @@ class _Assembly:
 
     def _copies_of_buffers(self) -> Iterable[Storage]:
         """The guard keeps what buffers were, from a phase's first op to its optimizer."""
-        buffers = [s for s in self._drawn.old.storages if s.born < 0 and s.kind == "other" and s.name and _may_change(s)]
-        for loss in dict.fromkeys(op.loss for op in self._drawn.ops):
-            span = [n for n, op in enumerate(self._drawn.ops) if op.loss == loss and op.phase != "optimizer"]
-            if span:
-                yield from (replace(s, born=span[0], died=span[-1], name="") for s in buffers)
+        buffers = [s for s in self._drawn.old.storages if _is_buffer(s) and _may_change(s)]
+        for first, last in self._guarded:
+            yield from (replace(s, born=first, died=last, name="") for s in buffers)
+
+    def _held_by_guard(self, storage: Storage) -> Storage:
+        """A buffer that the forward exchanges for another stays until the guard has let the phase go."""
+        died = storage.died
+        if not _is_buffer(storage) or died is None:
+            return storage
+        return replace(storage, died=max([died, *(last for first, last in self._guarded if first <= died)]))
+
+    @cached_property
+    def _guarded(self) -> list[tuple[int, int]]:
+        """The ops of each phase up to its optimizer."""
+        phases: dict[str, list[int]] = {}
+        for number, op in enumerate(self._drawn.ops):
+            if op.phase != "optimizer":
+                phases.setdefault(op.loss, []).append(number)
+        return [(numbers[0], numbers[-1]) for numbers in phases.values()]
 
     def _seconds(self, ops: Sequence[Op]) -> float | None:
         if self._drawn.old.step_seconds is None:
@@ -119,5 +134,9 @@ class _Assembly:
         return self._drawn.old.step_seconds + sum(op.seconds or 0.0 for op in ops) - sum(op.seconds or 0.0 for op in self._drawn.old.ops)
 
 
+def _is_buffer(storage: Storage) -> bool:
+    return storage.born < 0 and storage.kind == "other" and bool(storage.name)
+
+
 def _may_change(storage: Storage) -> bool:
-    return storage.dtype.startswith(("float", "bfloat")) or storage.shape == ()
+    return storage.dtype != "bool" or len(storage.shape) < 2  # tables of yes and no are masks

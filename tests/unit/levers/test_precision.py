@@ -5,9 +5,11 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
+import random
 import warnings
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -186,6 +188,51 @@ def _random_state_after_one_forward(step: Step) -> torch.Tensor:
     after = torch.get_rng_state()
     torch.set_rng_state(before)
     return after
+
+
+class Counts(nn.Module):
+    """Keeps account in every way there is: in place, in place behind autograd's back, by assignment, and in plain Python."""
+
+    def __init__(self, codes: int = 8) -> None:
+        super().__init__()
+        self.codes, self.calls, self.draws = nn.Linear(4, codes, bias=False), 0, (0.0, 0.0)
+        for name, dtype in (("usage", torch.long), ("seen", torch.bool), ("total", torch.float32), ("average", torch.float32)):
+            self.register_buffer(name, torch.zeros(codes, dtype=dtype))
+        self.register_buffer("positions", torch.arange(4).expand(3, 4))  # nothing can be written to it
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out = self.codes(x)
+        chosen = out.argmax(-1)
+        self.usage.scatter_add_(0, chosen, torch.ones_like(chosen))
+        self.seen[chosen] = True
+        self.total.data.add_(out.detach()[0])
+        self.average = 0.9 * self.average + out.detach()[0]
+        self.calls, self.draws = self.calls + 1, (random.random(), np.random.rand())
+        return out
+
+
+def test_a_skipped_step_leaves_counts_and_averages_as_they_were_and_draws_once() -> None:
+    net = Counts()
+    step = Step(net, lambda m, x: m(x).mean() * torch.inf, torch.optim.SGD(net.parameters(), 0.1), torch.randn(6, 4))
+    LEVER.apply(step, Option("precision", "", "rounded", {"dtype": "bfloat16"}))
+    before, objects = {name: b.clone() for name, b in net.named_buffers()}, dict(net.named_buffers())
+    random.seed(3), np.random.seed(3)
+    drawn, following = [(random.random(), np.random.rand()) for _ in range(2)]
+    random.seed(3), np.random.seed(3)
+    with pytest.warns(UserWarning, match="appeared in backward"):
+        step.run(step.batch)
+    assert all(b is objects[name] and torch.equal(b, before[name]) for name, b in net.named_buffers())
+    assert (random.random(), np.random.rand()) == following
+    assert (net.calls, net.draws) == (1, drawn)  # looking for the module has not been counted
+
+
+def test_copies_of_counts_are_foretold() -> None:
+    net = Counts(5000)
+    step = Step(net, lambda m, x: m(x).mean(), torch.optim.SGD(net.parameters(), 0.1), torch.randn(2, 4))
+    before = measured_in_half(step)
+    told = LEVER.rewrite(before, option(before))
+    with LEVER.apply(step, option(before)):
+        assert told.peak_bytes == pytest.approx(memfit.profile(step, simulate=True).peak_bytes, rel=0.02)
 
 
 def test_a_guard_that_forgets_buffers_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,88 @@
+"""What running a step once more, only to look at it, would leave behind: what modules hold in their attributes, and random numbers."""
+
+from __future__ import annotations
+
+import random
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from memfit.step import Step
+
+_CONTAINERS = (dict, OrderedDict, list, set)  # these can be refilled; a library's own kinds may be frozen
+
+
+@contextmanager
+def attributes_restored(step: Step) -> Iterator[None]:
+    """Whatever is set, added or removed on a module inside is as it was afterwards; so are the lists, dicts and sets it held.
+
+    Caches, counters, buffers made on the way.
+    """
+    modules = [module for model in step.models.values() for module in model.modules()]
+    before = [(module.__dict__, dict(module.__dict__)) for module in modules]
+    contents = [(held, _copy(held)) for _, attributes in before for held in attributes.values() if type(held) in _CONTAINERS]
+    try:
+        yield
+    finally:
+        for held, copy in contents:
+            _refill(held, copy)
+        for attributes, copy in before:
+            _refill(attributes, copy)
+
+
+def _copy(held: Any) -> Any:
+    return dict(held) if isinstance(held, dict) else held.copy()
+
+
+def _refill(held: Any, copy: Any) -> None:
+    held.clear()
+    if isinstance(held, list):
+        held.extend(copy)
+    else:
+        held.update(copy)
+
+
+@dataclass(frozen=True)
+class RandomState:
+    """Where torch, Python and NumPy stand in drawing random numbers.
+
+    >>> state = RandomState.now()
+    >>> first = random.random()
+    >>> state.set_again()
+    >>> random.random() == first
+    True
+    """
+
+    cpu: torch.Tensor
+    cuda: list[torch.Tensor]
+    python: Any
+    numpy: Any
+
+    @classmethod
+    def now(cls) -> RandomState:
+        """As it is."""
+        cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+        return cls(torch.get_rng_state(), cuda, random.getstate(), np.random.get_state())
+
+    def set_again(self) -> None:
+        """The next random numbers are those that came after it."""
+        torch.set_rng_state(self.cpu)
+        if self.cuda:
+            torch.cuda.set_rng_state_all(self.cuda)
+        random.setstate(self.python)
+        np.random.set_state(self.numpy)
+
+
+@contextmanager
+def random_numbers_restored() -> Iterator[None]:
+    """Whatever is drawn or seeded inside, the next random numbers are those that would have come."""
+    before = RandomState.now()
+    try:
+        yield
+    finally:
+        before.set_again()
