@@ -13,6 +13,7 @@ from memfit.levers.precision_ops import (
     KEPT_ON_CUDA,
     LOWERED,
     adds_bias_of_linear,
+    as_cast,
     is_cross_entropy,
     outermost_calls,
     word,
@@ -101,7 +102,7 @@ class Drawing:
         return number in self._full or word(op) in self._kept or joins_both or is_cross_entropy(self.old, number)
 
     def _cast_inputs(self, number: int, op: Op, to_half: bool) -> None:
-        for s in dict.fromkeys(op.inputs):
+        for s in dict.fromkeys(as_cast(op)):
             life = self.read(number, s)
             if life.storage.dtype != "float32" or life.half == to_half:
                 continue
@@ -233,7 +234,7 @@ class Drawing:
             for s in self.old.ops[n].outputs
             if self.old.storages[s].born == n and self.old.storages[s].dtype == "float32"
         ]
-        for source, cast in self._of_op.get(op.forward, {}).items():
+        for source, cast in reversed(self._of_op.get(op.forward, {}).items()):  # autograd goes from the last cast to the first
             size, weight = prod(self.old.storages[source].shape), self.old.storages[source].kind == "parameters"
             for g in sorted(set(made), key=lambda s: (self.old.storages[s].kind == "gradients") != weight):
                 if prod(self.old.storages[g].shape) == size and self.lives[g].half == cast.life.half and g not in self._recast:

@@ -71,6 +71,19 @@ def adds_bias_of_linear(trace: Trace, number: int) -> bool:
     return bool(turned & set(product.inputs))
 
 
+def as_cast(op: Op) -> tuple[int, ...]:
+    """An op's inputs in the order in which autocast casts them: torch's compilers evaluate arguments from the last to the first.
+
+    A linear layer's are input, weight and bias, though its addmm has the bias in front; what is joined is a list, taken as it comes.
+
+    >>> as_cast(Op("aten.addmm.default", "forward", "", "", "", (7, 8, 9), ()))
+    (7, 9, 8)
+    """
+    if word(op) in JOINED:
+        return op.inputs
+    return (op.inputs[0], *op.inputs[:0:-1]) if word(op) == "addmm" else op.inputs[::-1]
+
+
 def is_cross_entropy(trace: Trace, number: int) -> bool:
     """Log-softmax right before its loss: autocast keeps the two together in float32."""
     following = trace.ops[number + 1 : number + 3]

@@ -16,6 +16,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import memfit
+import quick_ledgers
 from memfit import Phase, Step
 from memfit.capture import capture
 from memfit.ledger import account
@@ -24,7 +25,7 @@ from memfit.levers.precision import Precision
 from memfit.levers.precision_running import FiniteGuard, autocast_in_modules
 from memfit.records import Ledger, Option
 from memfit.running import Part
-from small_steps import SMALL_STEPS, convolutional_2d, dense, mixed_precision
+from small_steps import SMALL_STEPS, convolutional_2d, dense, in_place_ops, mixed_precision
 
 LEVER = Precision()
 
@@ -68,6 +69,14 @@ def test_the_rewrite_is_what_a_fresh_capture_sees(name: str, dtype: str) -> None
     assert without_workspaces(told) == pytest.approx(without_workspaces(seen), rel=0.015)
     assert told.peak_bytes == pytest.approx(seen.peak_bytes, rel=0.02)
     assert told.low_bytes <= seen.peak_bytes <= told.high_bytes
+
+
+def test_gradients_are_cast_back_in_autograd_s_order() -> None:
+    """The weight's, then the bias's: to the byte, where kernels take nothing inside."""
+    step = in_place_ops()
+    before = quick_ledgers.seen(step)
+    with LEVER.apply(step, option(before)):
+        assert without_workspaces(LEVER.rewrite(before, option(before))) == quick_ledgers.seen(step).peak_bytes
 
 
 def test_what_kernels_take_in_half_precision_follows_no_rule() -> None:
