@@ -24,8 +24,8 @@ def tensors_in(batch: Any, path: str = "batch") -> Iterator[tuple[str, torch.Ten
             yield from tensors_in(value, f"{path}[{position}]")
 
 
-def map_tensors(change: Callable[[torch.Tensor], torch.Tensor], batch: Any) -> Any:
-    """The same nest with each tensor changed; anything else in it stays.
+def map_tensors(change: Callable[[torch.Tensor], torch.Tensor], batch: Any, otherwise: Callable[[Any], Any] = lambda value: value) -> Any:
+    """The same nest with each tensor changed; anything else in it stays, or becomes what `otherwise` makes of it.
 
     >>> map_tensors(lambda t: t + 1, (torch.tensor(1), "name"))
     (tensor(2), 'name')
@@ -33,13 +33,13 @@ def map_tensors(change: Callable[[torch.Tensor], torch.Tensor], batch: Any) -> A
     if isinstance(batch, torch.Tensor):
         return change(batch)
     if isinstance(batch, Mapping):
-        changed = {key: map_tensors(change, value) for key, value in batch.items()}
+        changed = {key: map_tensors(change, value, otherwise) for key, value in batch.items()}
         return changed if type(batch) is dict else _like(batch, changed)
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(map_tensors(change, value) for value in batch))
+        return type(batch)(*(map_tensors(change, value, otherwise) for value in batch))
     if isinstance(batch, (list, tuple)):
-        return type(batch)(map_tensors(change, value) for value in batch)
-    return batch
+        return type(batch)(map_tensors(change, value, otherwise) for value in batch)
+    return otherwise(batch)
 
 
 def _like(batch: Mapping[Any, Any], changed: dict[Any, Any]) -> Any:

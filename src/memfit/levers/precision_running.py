@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
 import torch
@@ -42,7 +43,7 @@ def autocast_in_modules(device: str, dtype: torch.dtype) -> Iterator[None]:
         if cast is None:
             return None
         cast.__exit__(None, None, None)
-        return map_tensors(lambda t: t.float() if t.dtype == dtype else t, output)
+        return _in_float32(output, dtype)
 
     handles = register_module_forward_pre_hook(enter), register_module_forward_hook(leave, always_call=True)
     try:
@@ -52,6 +53,22 @@ def autocast_in_modules(device: str, dtype: torch.dtype) -> Iterator[None]:
             handle.remove()
         for cast in filter(None, open_casts):  # a forward that failed before its hook
             cast.__exit__(None, None, None)
+
+
+def _in_float32(output: Any, dtype: torch.dtype) -> Any:
+    """A module's output without tensors of `dtype`, also where they are fields of a dataclass."""
+
+    def record(value: Any) -> Any:
+        if not is_dataclass(value) or isinstance(value, type):
+            return value
+        held = {each.name: getattr(value, each.name) for each in fields(value) if hasattr(value, each.name)}
+        changed = {name: new for name, old in held.items() if (new := _in_float32(old, dtype)) is not old}
+        twin = copy.copy(value) if changed else value  # not made anew, which a __post_init__ would notice
+        for name, new in changed.items():
+            object.__setattr__(twin, name, new)
+        return twin
+
+    return map_tensors(lambda t: t.float() if t.dtype == dtype else t, output, record)
 
 
 @dataclass

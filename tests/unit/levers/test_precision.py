@@ -151,6 +151,50 @@ def test_a_loss_keeps_all_bits_outside_of_modules() -> None:
     assert torch.bfloat16 in seen
 
 
+@dataclasses.dataclass(frozen=True)
+class Out:
+    latent: torch.Tensor
+    more: Any
+    words: str = "kept"
+    sizes: torch.Tensor = dataclasses.field(init=False, default_factory=lambda: torch.zeros(2, dtype=torch.bfloat16))
+
+
+class GivesRecords(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.given = nn.Linear(4, 4), []
+
+    def forward(self, x: torch.Tensor) -> list[Out]:
+        latent = self.inner(x)
+        self.given = [Out(latent, {"inside": Out(latent * 2, None)}), Out(x, x.argmax(-1))]
+        return self.given
+
+
+def test_records_that_a_module_gives_are_handed_out_in_float32() -> None:
+    net = GivesRecords()
+    with autocast_in_modules("cpu", torch.bfloat16):
+        first, second = net(torch.ones(2, 4))
+    inside = first.more["inside"]
+    assert {t.dtype for out in (first, inside, second) for t in (out.latent, out.sizes)} == {torch.float32}
+    assert (type(first), first.words, inside.more, second.more.dtype) == (Out, "kept", None, torch.int64)
+    assert net.given[0].latent.dtype is torch.bfloat16  # what the module keeps for itself stays as it is
+    F.mse_loss(inside.latent, torch.ones(2, 4)).backward()
+    assert net.inner.weight.grad is not None
+
+
+def test_outputs_of_transformers_keep_their_kind() -> None:
+    outputs = pytest.importorskip("transformers.modeling_outputs")
+
+    class Gives(nn.Linear):
+        def forward(self, x: torch.Tensor) -> Any:
+            return outputs.BaseModelOutput(last_hidden_state=super().forward(x))
+
+    with autocast_in_modules("cpu", torch.bfloat16):
+        out = Gives(4, 4)(torch.ones(2, 4))
+    assert type(out) is outputs.BaseModelOutput
+    assert out.last_hidden_state.dtype is out[0].dtype is out["last_hidden_state"].dtype is torch.float32
+
+
 class Explodes(nn.Module):
     on = False
 
