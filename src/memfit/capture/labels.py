@@ -14,13 +14,14 @@ from memfit.step import Step
 
 @contextmanager
 def labelled(recorder: Recorder, step: Step) -> Iterator[None]:
-    """Names what exists before the step, gradients as they appear, and the optimizer's states after it."""
+    """Names what exists before the step, gradients as they appear, new buffers and the optimizer's states after it."""
     name_fixed_parts(recorder, step)
     name_optimizer_states(recorder, step)
     with ExitStack() as hooks:
         for parameter, name in _trained(step).items():
             hooks.callback(parameter.register_post_accumulate_grad_hook(_names_gradient(recorder, name)).remove)
         yield
+    name_buffers(recorder, step)  # forward may have put new ones in their places
     name_optimizer_states(recorder, step)
 
 
@@ -48,10 +49,16 @@ def name_fixed_parts(recorder: Recorder, step: Step) -> None:
     for prefix, model in step.models.items():
         for name, parameter in model.named_parameters(prefix):
             recorder.watch(parameter, "parameters", name)
-        for name, buffer in model.named_buffers(prefix):
-            recorder.watch(buffer, "other", name)
+    name_buffers(recorder, step)
     for path, tensor in tensors_in(step.batch):
         recorder.watch(tensor, "batch", path)
+
+
+def name_buffers(recorder: Recorder, step: Step) -> None:
+    """What the models hold beside parameters."""
+    for prefix, model in step.models.items():
+        for name, buffer in model.named_buffers(prefix):
+            recorder.watch(buffer, "other", name)
 
 
 def name_optimizer_states(recorder: Recorder, step: Step) -> None:

@@ -201,7 +201,7 @@ class Recorder(TorchDispatchMode):
     def left_over(self) -> int:
         """Bytes made in this step that live now and are nothing a step keeps: no gradient, no optimizer state."""
         alive = [self._storages[watched.number] for watched in self._watched.values() if watched() is not None]
-        return sum(storage[0] for storage in alive if storage[1] >= 0 and not storage[3])
+        return sum(storage[0] for storage in alive if storage[1] >= 0 and storage[3] in ("", "other"))
 
     def calls(self) -> tuple[Call, ...]:
         """The module calls of the forward passes."""

@@ -8,9 +8,10 @@ from typing import Any
 
 from memfit.chunking import Chunking, chunking_by
 from memfit.levers.chunk_line import Region, chunk_line, regions
+from memfit.levers.divisible import is_divisible
 from memfit.levers.drawn import drawn_from, draws_again_in_backward, draws_of, not_replayable
 from memfit.levers.lever import CannotApply, trace_of
-from memfit.levers.microbatch import sizes, updated_buffer
+from memfit.levers.microbatch import sizes
 from memfit.levers.rewriting import rewritten
 from memfit.levers.undo import Undo
 from memfit.records import Ledger, Option, Trace
@@ -27,7 +28,7 @@ class Chunk:
         """From the whole batch with a backward of its own down to one sample; none without a call of memfit.chunked."""
         trace = trace_of(ledger)
         found = regions(trace)
-        if not found or any(updated_buffer(_inside(trace, region)) for region in found):
+        if not found or not all(is_divisible(trace, region.first, region.last) for region in found):
             return []
         draws, why = _draws(trace)
         settings = {"batch": trace.batch_size, "draws": {} if why else draws, "again": draws_again_in_backward(trace)}

@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
-import torch
-
+from memfit.levers.operators import operator_named
 from memfit.ops.draws import Drawn, kind_of_draw, order_of
 from memfit.records import Op, Trace
 
 
-@functools.cache
-def _operator(name: str) -> Any:
-    try:
-        return functools.reduce(getattr, name.split("."), torch.ops)
-    except (AttributeError, RuntimeError):  # an operator of a library that is not loaded here
-        return None
-
-
 def draw_kind(op: Op) -> str:
     """How an op of a trace draws random numbers; "" when it does not."""
-    operator = _operator(op.name) if op.draws else None
+    operator = operator_named(op.name) if op.draws else None
     return "" if operator is None else kind_of_draw(operator)
 
 

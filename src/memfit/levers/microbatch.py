@@ -9,13 +9,14 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
+from memfit.levers.divisible import is_divisible
 from memfit.levers.drawn import draws_again_in_backward, draws_of, not_replayable
 from memfit.levers.lever import CannotApply, trace_of
 from memfit.levers.microbatch_line import micro_batch_line
 from memfit.levers.microbatch_running import Split
 from memfit.levers.rewriting import rewritten
 from memfit.levers.undo import Undo
-from memfit.records import Ledger, Option, Trace
+from memfit.records import Ledger, Option
 from memfit.step import Step
 
 
@@ -26,9 +27,9 @@ class MicroBatch:
     excludes: frozenset[str] = frozenset()
 
     def options(self, ledger: Ledger) -> Sequence[Option]:
-        """Micro-batches from half of the batch down to one sample; none where the forward pass updates a model's buffers."""
+        """Micro-batches from half of the batch down to one sample; none where the forward pass may not be divided."""
         trace = trace_of(ledger)
-        if updated_buffer(trace):
+        if not is_divisible(trace):
             return []
         settings: dict[str, Any] = {"batch": trace.batch_size, "draws": draws_of(trace), "again": draws_again_in_backward(trace)}
         why = not_replayable(trace)
@@ -66,16 +67,6 @@ def sizes(batch: int) -> list[int]:
     divisors = {size for size in range(1, min(batch, 4096)) if batch % size == 0}
     counts = {*range(2, min(batch, 8) + 1), *(-(-batch // size) for size in powers | divisors if size < batch)}
     return sorted({-(-batch // count) for count in counts}, reverse=True)
-
-
-def updated_buffer(trace: Trace) -> str:
-    """The name of a buffer that the forward pass changes, as batch statistics are: in parts it would change several times."""
-    for op in trace.ops:
-        if op.phase == "forward" and op.name.split(".")[1].endswith("_"):
-            for number in op.outputs:
-                if trace.storages[number].kind == "other":
-                    return trace.storages[number].name
-    return ""
 
 
 def _refuse(step: Step) -> None:

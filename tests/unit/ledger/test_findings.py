@@ -251,6 +251,12 @@ def test_a_batch_that_is_normalised_as_one_is_not_to_be_divided(training: bool, 
     assert finding.lever == lever and ("BatchNorm needs the whole batch" in finding.why) == training
 
 
+def test_instance_norm_does_not_need_the_whole_batch() -> None:
+    layers = [layer for _ in range(4) for layer in (nn.Conv1d(8, 8, 3, padding=1), nn.InstanceNorm1d(8), nn.SiLU())]
+    (finding,) = found("batch_activations", step_of(nn.Sequential(*layers), torch.randn(8, 8, 256)))
+    assert finding.lever == "microbatch"
+
+
 def test_activations_that_are_cheap_to_make_again() -> None:
     (finding,) = found("cheap_activations", deep(8))
     assert finding.lever == "saved" and "native_group_norm" in finding.why

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
+from memfit.ledger.batch_statistics import takes_batch_statistics
 from memfit.ledger.findings.operators import word
 from memfit.ledger.findings.words import share, where_most_is
 from memfit.ledger.owners import category_of
@@ -63,8 +64,7 @@ class Scene:
     @cached_property
     def looks_at_the_batch_as_one(self) -> bool:
         """Whether a batch norm in training mode runs, which keeps the batch's statistics: then it cannot be divided."""
-        norms = (op for _, op in self.forward_ops() if word(op).endswith("batch_norm"))
-        return any(self.trace.storages[number].bytes for op in norms for number in op.outputs[1:3])
+        return any(takes_batch_statistics(self.trace, op) for op in self.trace.ops)
 
     def forward_ops(self) -> Iterator[tuple[int, Op]]:
         """The ops of every forward pass, with their numbers."""
