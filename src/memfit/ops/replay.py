@@ -1,13 +1,15 @@
 """Runs a step's parts on the random numbers that the whole batch would have drawn.
 
 The first part draws every random op at the whole batch's shape and takes its slice; the others take theirs. A draw is known by the
-state its generator was in, so that a region which is recomputed, or a program that seeds again, meets its own numbers.
+state its generator was in, its shape and its dtype, so that a region which is recomputed, or a program that seeds again, meets its own
+numbers.
 """
 
 from __future__ import annotations
 
 import ctypes
 import hashlib
+import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -45,7 +47,7 @@ class Replay(TorchDispatchMode):
     def __init__(self, draws: Sequence[Drawn], batch: int, lengths: Sequence[int]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._draws, self._batch, self._lengths = draws, batch, lengths
-        self._kept: dict[Any, _Kept] = {}
+        self._kept: dict[Any, list[_Kept]] = {}  # from the same state there may be draws of several shapes
         self._cursor = self._ordinal = 0
         self._part, self._first = 0, -1  # the first part that runs is the one that draws
         self._starts: dict[torch.Generator, torch.Tensor] = {}
@@ -67,7 +69,7 @@ class Replay(TorchDispatchMode):
                 self._ends = {generator: generator.get_state() for generator in self._starts}
             for generator, state in self._ends.items():
                 generator.set_state(state)
-            for kept in self._kept.values():
+            for kept in itertools.chain.from_iterable(self._kept.values()):
                 kept.pieces[number] = None
 
     @contextmanager
@@ -90,14 +92,16 @@ class Replay(TorchDispatchMode):
         if fake and not self.in_loss:
             return func(*args, **kwargs)
         generator = None if fake else _generator_of(args, kwargs)
-        key = (str(func), _settings(func, args), self._moment(generator))
-        kept = self._kept.get(key)
+        key = (str(func), _settings(func, args), _dtype_of(args, kwargs), self._moment(generator))
+        alike, shape = self._kept.setdefault(key, []), _shape_of(kind, func, args)
+        kept = next((kept for kept in alike if kept.shapes[self._part] == shape), None)
         if kept is None:
-            kept = self._kept[key] = self._draw(kind, func, args, kwargs, generator)
+            kept = self._draw(kind, func, args, kwargs, generator)
+            alike.append(kept)
         elif generator is not None:
             assert kept.after is not None  # a real draw keeps it
             generator.set_state(kept.after)
-        return _given(kind, func, args, kwargs, kept.piece(self._part))
+        return _given(kind, args, kept.piece(self._part))
 
     def _moment(self, generator: torch.Generator | None) -> Any:
         """What tells one draw from another: the generator's state; fake tensors leave it alone, there we count."""
@@ -109,7 +113,7 @@ class Replay(TorchDispatchMode):
 
     def _draw(self, kind: str, func: Any, args: Any, kwargs: Any, generator: torch.Generator | None) -> _Kept:
         if self._part != self._first:
-            raise NotReplayable(f"part {self._part + 1} calls {func} where the first part did not")
+            raise NotReplayable(f"part {self._part + 1} calls {func} where the first part did not, or for another shape")
         if kind in ("mask", "fill") and args[0].numel() * args[0].element_size() < args[0].untyped_storage().nbytes():
             raise NotReplayable(f"{func} fills only a part of a tensor, and what it draws depends on how the rest lies in memory")
         whole, shape, dim = self._expected(func, _shape_of(kind, func, args))
@@ -150,6 +154,10 @@ def _settings(func: Any, args: tuple[Any, ...]) -> str:
     return repr([arg for arg in args if not isinstance(arg, (torch.Tensor, list, tuple))])
 
 
+def _dtype_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.dtype | None:
+    return kwargs.get("dtype") or (args[0].dtype if isinstance(args[0], torch.Tensor) else None)
+
+
 def _generator_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Generator:
     given = kwargs.get("generator")
     if isinstance(given, torch.Generator):
@@ -178,7 +186,7 @@ def _draw_whole(kind: str, func: Any, args: Any, kwargs: Any, whole: Drawn, shap
     return filled
 
 
-def _given(kind: str, func: Any, args: Any, kwargs: Any, piece: torch.Tensor) -> Any:
+def _given(kind: str, args: Any, piece: torch.Tensor) -> Any:
     """The part's piece in the form the call would have given it."""
     if kind == "make":
         return piece.clone()
@@ -187,6 +195,4 @@ def _given(kind: str, func: Any, args: Any, kwargs: Any, piece: torch.Tensor) ->
     if kind == "dropout":
         rate = args[1]
         return args[0] * piece * (0.0 if rate == 1 else 1 / (1 - rate)), piece
-    if args[0].shape != piece.shape:
-        raise NotReplayable(f"{func} has shape {tuple(args[0].shape)} where the whole batch's draw leaves {tuple(piece.shape)}")
     return args[0].copy_(piece)
