@@ -50,7 +50,7 @@ class Replay(TorchDispatchMode):
         self._kept: dict[Any, list[_Kept]] = {}  # from the same state there may be draws of several shapes
         self._cursor = self._ordinal = 0
         self._part, self._first = 0, -1  # the first part that runs is the one that draws
-        self._starts: dict[torch.Generator, torch.Tensor] = {}
+        self._starts: dict[torch.Generator, torch.Tensor] = {}  # a program's own generators join at their first draw
         self._ends: dict[torch.Generator, torch.Tensor] = {}
         self.in_loss = False  # else in backward, which draws only where it recomputes
 
@@ -59,7 +59,7 @@ class Replay(TorchDispatchMode):
         """A part's turn: generators start as they did for the first, and end as they did for it."""
         self._part, self._ordinal = number, 0
         if self._first < 0:
-            self._first = number
+            self._first, self._starts = number, _default_states()
         for generator, state in self._starts.items():
             generator.set_state(state)
         try:
@@ -166,6 +166,16 @@ def _generator_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Genera
     if device.type == "cuda":
         return torch.cuda.default_generators[device.index if device.index is not None else torch.cuda.current_device()]
     return torch.mps._get_default_mps_generator() if device.type == "mps" else torch.default_generator
+
+
+def _default_states() -> dict[torch.Generator, torch.Tensor]:
+    """Before anything runs: a program may fork and seed one of them before it draws. Fake tensors leave them alone."""
+    if detect_fake_mode(()) is not None:
+        return {}
+    generators = [torch.default_generator, *(torch.cuda.default_generators if torch.cuda.is_initialized() else ())]
+    if torch.backends.mps.is_available():
+        generators.append(torch.mps._get_default_mps_generator())
+    return {generator: generator.get_state() for generator in generators}
 
 
 def _draw_whole(kind: str, func: Any, args: Any, kwargs: Any, whole: Drawn, shape: tuple[int, ...]) -> torch.Tensor:

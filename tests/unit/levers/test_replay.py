@@ -1,4 +1,4 @@
-"""Random numbers of a batch in parts: draws that are hard to tell apart."""
+"""Random numbers of a batch in parts: draws that are hard to tell apart, or beside a fork."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from memfit import Step
 from memfit.levers import LEVERS
@@ -35,6 +36,13 @@ def seeded_again(x: torch.Tensor) -> torch.Tensor:
     first = torch.rand(len(x), 6, dtype=x.dtype)
     torch.manual_seed(3)
     return x * first + torch.rand(len(x), 1, dtype=x.dtype)
+
+
+def forked(x: torch.Tensor) -> torch.Tensor:
+    with torch.random.fork_rng():
+        torch.manual_seed(123)
+        noise = torch.randn(len(x), 6, dtype=x.dtype)
+    return F.dropout(x + noise, 0.5)
 
 
 def step_of(draw: Draw) -> Step:
@@ -68,3 +76,7 @@ def assert_the_same(draw: Draw) -> None:
 @pytest.mark.parametrize("draw", [alike_but_for_shape, alike_but_for_dtype, seeded_again])
 def test_draws_from_equal_states_are_told_apart(draw: Draw) -> None:
     assert_the_same(draw)
+
+
+def test_a_fork_of_the_generator_leaves_later_draws_alone() -> None:
+    assert_the_same(forked)
