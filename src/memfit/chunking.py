@@ -189,7 +189,7 @@ class _Run:
             _check(loss, [*leaves.values(), *parameters] if gradients else None)
             loss = loss * share
         if gradients and loss.requires_grad:
-            with ExitStack() as entered:
+            with _graph_of_its_own(), ExitStack() as entered:
                 for watcher in _watchers.get():
                     entered.enter_context(watcher.differentiates(self.chunking.planned))
                 found = torch.autograd.grad(loss, [*leaves.values(), *parameters], allow_unused=True)
@@ -230,6 +230,19 @@ def _check(loss: Any, given: list[torch.Tensor] | None) -> None:
             f"memfit.chunked would lose a gradient: decode_and_loss depends on a trained tensor of shape {tuple(stranger.shape)} "
             "that it was not told of. Give the module or tensor as parameters=, pass it as an argument, or freeze it."
         )
+
+
+@contextmanager
+def _graph_of_its_own() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        if "backward through the graph a second time" not in str(error):
+            raise
+        raise MemfitError(
+            "memfit.chunked cannot differentiate the second chunk through a tensor that decode_and_loss uses and that was computed outside "
+            "it, from what is trained: the first chunk let go of what its gradient needs. Compute it inside, or pass it as an argument."
+        ) from error
 
 
 @contextmanager

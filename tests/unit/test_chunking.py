@@ -75,6 +75,32 @@ def test_a_trained_tensor_it_was_not_told_of_is_refused() -> None:
     assert memfit.chunked(lambda z: head(z).mean(), z).requires_grad  # whole, autograd does it
 
 
+def test_a_tensor_computed_outside_from_what_is_trained_is_to_be_an_argument() -> None:
+    head, z = nn.Linear(3, 3).double(), torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
+    shift = head(torch.ones(3, dtype=torch.float64)).tanh()
+    with pytest.raises(memfit.MemfitError, match=r"second chunk .* computed outside .* pass it as an argument"):
+        memfit.chunked(lambda z: head(z + shift).pow(2).mean(), z, size=2, parameters=head)
+    shift = head(torch.ones(3, dtype=torch.float64)).tanh()
+    whole = head(z + shift).pow(2).mean()
+    expected = torch.autograd.grad(whole * 3, [z, *head.parameters()], retain_graph=True)
+    parts = memfit.chunked(lambda z, s: head(z + s).pow(2).mean(), z, shift, size=2, parameters=head)
+    assert close(gradients(parts, z, *head.parameters()), expected)
+
+
+def test_an_error_of_the_users_own_in_backward_stays_as_it_is() -> None:
+    class Broken(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x * 1
+
+        @staticmethod
+        def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+            raise RuntimeError("mine")
+
+    with pytest.raises(RuntimeError, match=r"^mine$"):
+        memfit.chunked(lambda z: Broken.apply(z).mean(), torch.randn(4, 3, requires_grad=True), size=2)
+
+
 def test_without_gradients_it_only_evaluates() -> None:
     z, x = torch.randn(5, 3, dtype=torch.float64), torch.randn(5, 4, dtype=torch.float64)
     assert not memfit.chunked(decode, z, x, size=2).requires_grad
