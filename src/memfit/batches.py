@@ -32,14 +32,39 @@ def map_tensors(change: Callable[[torch.Tensor], torch.Tensor], batch: Any, othe
     """
     if isinstance(batch, torch.Tensor):
         return change(batch)
+    return _with_each(lambda value: map_tensors(change, value, otherwise), batch) if _is_nest(batch) else otherwise(batch)
+
+
+def map_samples(rows: Callable[[torch.Tensor], torch.Tensor], entries: Callable[[Any], Any], batch: Any, total: int) -> Any:
+    """The same nest with `rows` of each tensor that has one for each of `total` samples, and `entries` of each list of other values.
+
+    >>> map_samples(lambda t: t[:1], lambda names: names[:1], {"x": torch.tensor([1, 2]), "names": ["a", "b"], "size": [3, 4, 5]}, 2)
+    {'x': tensor([1]), 'names': ['a'], 'size': [3, 4, 5]}
+    """
+    if isinstance(batch, torch.Tensor):
+        return rows(batch) if batch.dim() and batch.shape[0] == total else batch
+    if _is_plain_list(batch) and len(batch) == total and next(tensors_in(batch), None) is None:
+        return entries(batch)
+    return _with_each(lambda value: map_samples(rows, entries, value, total), batch)
+
+
+def _is_nest(batch: Any) -> bool:
+    return isinstance(batch, (Mapping, list, tuple))
+
+
+def _is_plain_list(batch: Any) -> bool:
+    """Fields with names belong to one thing, not to one sample each."""
+    return isinstance(batch, (list, tuple)) and not hasattr(batch, "_fields")
+
+
+def _with_each(change: Callable[[Any], Any], batch: Any) -> Any:
+    """A nest with each of its values changed; anything else as it is."""
     if isinstance(batch, Mapping):
-        changed = {key: map_tensors(change, value, otherwise) for key, value in batch.items()}
+        changed = {key: change(value) for key, value in batch.items()}
         return changed if type(batch) is dict else _like(batch, changed)
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(map_tensors(change, value, otherwise) for value in batch))
-    if isinstance(batch, (list, tuple)):
-        return type(batch)(map_tensors(change, value, otherwise) for value in batch)
-    return otherwise(batch)
+    if _is_plain_list(batch):
+        return type(batch)(change(value) for value in batch)
+    return type(batch)(*map(change, batch)) if isinstance(batch, tuple) else batch
 
 
 def _like(batch: Mapping[Any, Any], changed: dict[Any, Any]) -> Any:

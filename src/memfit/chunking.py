@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
 
-from memfit.batches import batch_size, map_tensors, tensors_in
+from memfit.batches import batch_size, map_samples, map_tensors, tensors_in
 from memfit.errors import MemfitError
 from memfit.ops.draws import Drawn, NotReplayable
 from memfit.ops.leaves import unlisted_leaf
@@ -183,7 +183,8 @@ class _Run:
     ) -> torch.Tensor:
         """One chunk's share of the loss; its gradients are added, and nothing else of it remains."""
         leaves = {id(t): _part_of(t, total, start, count).detach().requires_grad_(t.requires_grad) for t in inputs}
-        arguments = map_tensors(lambda t: leaves.get(id(t), _part_of(t, total, start, count)), self.arguments)
+        listed = map_samples(lambda t: t, lambda entries: entries[start : start + count], self.arguments, total)
+        arguments = map_tensors(lambda t: leaves.get(id(t), _part_of(t, total, start, count)), listed)
         with torch.set_grad_enabled(bool(gradients)), turns.loss():
             loss = self.decode_and_loss(*arguments)
             _check(loss, [*leaves.values(), *parameters] if gradients else None)

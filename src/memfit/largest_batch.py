@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from memfit.batches import batch_size, map_tensors
+from memfit.batches import batch_size, map_samples
 from memfit.capture.process import warmed_up_once
 from memfit.errors import Infeasible
 from memfit.levers import LEVERS, Lever
@@ -81,13 +81,12 @@ def resized(step: Step, samples: int) -> Step:
     ([1.0, 2.0, 1.0, 2.0, 1.0], [1.0])
     """
     whole = batch_size(step.batch)
+    often = -(-samples // whole)
 
-    def change(t: torch.Tensor) -> torch.Tensor:
-        if not t.dim() or t.shape[0] != whole:
-            return t
-        return t.repeat(-(-samples // whole), *[1] * (t.dim() - 1))[:samples].clone()
+    def rows(t: torch.Tensor) -> torch.Tensor:
+        return t.repeat(often, *[1] * (t.dim() - 1))[:samples].clone()
 
-    batch: Any = map_tensors(change, step.batch)
+    batch: Any = map_samples(rows, lambda entries: (entries * often)[:samples], step.batch, whole)
     return step if samples == whole else replace(step, batch=batch)
 
 

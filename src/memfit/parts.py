@@ -8,7 +8,7 @@ from typing import Any
 
 from torch._subclasses.fake_tensor import FakeTensor
 
-from memfit.batches import map_tensors, tensors_in
+from memfit.batches import map_samples, tensors_in
 from memfit.errors import MemfitError
 
 
@@ -22,13 +22,13 @@ def lengths(total: int, size: int) -> list[int]:
 
 
 def sliced(batch: Any, total: int, start: int, length: int) -> Any:
-    """A part of a nested batch: views of its tensors; numbers, other values and lists of them are shared by all parts.
+    """A part of a nested batch: views of tensors with a row for each sample, entries of lists with one for each; the rest is shared by all.
 
     >>> import torch
     >>> sliced({"x": torch.arange(4), "t": torch.tensor(7), "names": ["a", "b", "c", "d"]}, 4, 1, 2)
-    {'x': tensor([1, 2]), 't': tensor(7), 'names': ['a', 'b', 'c', 'd']}
+    {'x': tensor([1, 2]), 't': tensor(7), 'names': ['b', 'c']}
     """
-    return map_tensors(lambda t: t.narrow(0, start, length) if t.dim() and t.shape[0] == total else t, batch)
+    return map_samples(lambda t: t.narrow(0, start, length), lambda entries: entries[start : start + length], batch, total)
 
 
 def is_simulated(batch: Any) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from memfit.batches import batch_size, map_tensors
+from memfit.parts import sliced
 
 
 def varied(batch: Any, number: int) -> Any:
@@ -26,4 +27,4 @@ def first_samples(batch: Any, count: int) -> Any:
     >>> first_samples((torch.tensor([1, 2, 3]), torch.tensor(7)), 2)
     (tensor([1, 2]), tensor(7))
     """
-    return map_tensors(lambda t: t[:count] if t.dim() else t, batch)
+    return sliced(batch, batch_size(batch), 0, count)
