@@ -1,13 +1,15 @@
 """python recipes/volume_autoencoder/table.py --data-dir DIR
 
-Measures again what README.md shows and writes it there: the ladder, the documented sizes, and the quality after equal training on the
-volumes of DIR (synthetic ones without it). The run at 256×256×64 is high_resolution.py's.
+Measures again what README.md shows and writes it there: the ladder, the documented sizes, the largest batch, and the quality after equal
+training on the volumes of DIR (synthetic ones without it). The run at 256×256×64 is high_resolution.py's.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,8 @@ import torch
 import memfit
 from memfit.capture.simulation import built_without_memory
 from memfit.levers import LEVERS
-from memfit.units import format_bytes
+from memfit.planning import planned
+from memfit.units import format_bytes, parse_bytes
 from recipes.kit.measuring import Measured, Way, measure
 from recipes.kit.tables import write_table
 from recipes.volume_autoencoder.config import changed, load_config
@@ -27,6 +30,7 @@ from recipes.volume_autoencoder.model import build_step
 from recipes.volume_autoencoder.train_autoencoder import CONFIGS, step_of
 
 README = Path(__file__).with_name("README.md")
+CARD = "24GiB"
 MAKE = "recipes.volume_autoencoder.train_autoencoder:step_of"
 SMALL: dict[str, Any] = {"name": "default", "voxel_size": (48, 48, 32), "batch_size": 2}
 RUNGS: list[tuple[str, str, dict[str, Any]]] = [
@@ -56,12 +60,13 @@ DOCUMENTED: list[tuple[str, str, str, dict[str, Any]]] = [
 
 
 def main() -> None:
-    """All three tables."""
+    """All tables."""
     parser = argparse.ArgumentParser(description="Measure README.md's tables again.")
     parser.add_argument("--data-dir", type=Path, help="a folder of real volumes for the quality after equal training")
     data_dir = parser.parse_args().data_dir
     write_ladder()
     write_documented()
+    write_largest()
     write_quality(data_dir)
 
 
@@ -108,6 +113,45 @@ def _with_fused_attention(step: memfit.Step, plain: memfit.Ledger) -> str:
     fused = next(option for option in LEVERS["attention"].options(plain) if option.name == "fused")
     with LEVERS["attention"].apply(step, fused):
         return format_bytes(memfit.profile(step, simulate=True, device="cuda").peak_bytes)
+
+
+def write_largest() -> None:
+    """Volumes of 256×256×64 on the card that preset A is for, without what it does by hand; and with it.
+
+    A batch is built anew for each size: the recipe's loss takes a batch above the configured one in parts.
+    """
+    plain = {"gradient_accumulation_steps": 1, "mixed_precision": False, "use_gradient_checkpointing": False}
+    forms = {
+        "channels, losses and discriminator of preset A": {},
+        "by hand: gradient checkpointing": {"use_gradient_checkpointing": True},
+        "by hand: AMP and gradient checkpointing": {"use_gradient_checkpointing": True, "mixed_precision": True},
+    }
+    rows = [(name, str(_most(partial(_is_inside, plain | keys)))) for name, keys in forms.items()]
+    rows.append(("memfit, exact", str(_most(partial(_has_plan, plain)))))
+    write_table(README, "largest", ("", f"largest batch in {CARD}, predicted for CUDA"), rows)
+
+
+def _most(fits: Callable[[int], bool]) -> int:
+    batch = 0
+    while fits(batch + 1):
+        batch += 1
+    return batch
+
+
+def _on_card(keys: dict[str, Any], batch: int) -> memfit.Step:
+    print(f"preset A, {keys}, batch {batch}", flush=True)
+    return built_without_memory(lambda: step_of("preset_a", batch_size=batch, **keys))
+
+
+def _is_inside(keys: dict[str, Any], batch: int) -> bool:
+    return memfit.profile(_on_card(keys, batch), simulate=True, device="cuda").process_high_bytes <= parse_bytes(CARD)
+
+
+def _has_plan(keys: dict[str, Any], batch: int) -> bool:
+    try:
+        return planned(_on_card(keys, batch), CARD, device="cuda", quick=True).plan.feasible
+    except memfit.Infeasible:
+        return False
 
 
 def write_quality(data_dir: Path | None) -> None:

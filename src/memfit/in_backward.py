@@ -96,7 +96,7 @@ def _in_parts(parameter: torch.Tensor, updated: int) -> str:
 
 def _needed_as_it_was(updated: int) -> str:
     return (
-        "The optimizer's step cannot be taken inside backward: backward needed a tensor as it was before an update, most likely a weight that "
-        f"this step also uses where it gets no gradient, as weight.detach(). Updates of {updated} parameters are done already: load the last "
-        "state you saved, and take the optimizer's lever off."
+        "The optimizer's step cannot be taken inside backward: backward needed a tensor as it was before an update, most likely a weight "
+        f"that this step also uses where it gets no gradient, as weight.detach(). Updates of {updated} parameters are done already: load "
+        "the last state you saved, and take the optimizer's lever off."
     )

@@ -93,7 +93,7 @@ def _options(trace: Trace) -> Iterator[Option]:
 
 
 def _can_step_in_backward(trace: Trace) -> bool:
-    """As far as a trace can tell: no norm of all gradients is taken, each gradient is whole when it comes, and its parameter needed no more."""
+    """As far as a trace tells: no norm of all gradients is taken, each gradient comes whole, and its parameter is needed no more."""
     takes_a_norm = any("norm" in op.name for op in trace.ops if op.phase == "optimizer")
     return not (takes_a_norm or trace.gradients_in_parts or reads_what_was_updated(trace))
 

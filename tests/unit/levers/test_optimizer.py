@@ -303,9 +303,9 @@ def test_the_error_of_a_weight_that_backward_needs_as_it_was() -> None:
     with LEVER.apply(step, IN_BACKWARD), pytest.raises(MemfitError) as caught:
         step.run(step.batch)
     assert str(caught.value) == (
-        "The optimizer's step cannot be taken inside backward: backward needed a tensor as it was before an update, most likely a weight that "
-        "this step also uses where it gets no gradient, as weight.detach(). Updates of 2 parameters are done already: load the last state "
-        "you saved, and take the optimizer's lever off."
+        "The optimizer's step cannot be taken inside backward: backward needed a tensor as it was before an update, most likely a weight "
+        "that this step also uses where it gets no gradient, as weight.detach(). Updates of 2 parameters are done already: load the last "
+        "state you saved, and take the optimizer's lever off."
     )
 
 
