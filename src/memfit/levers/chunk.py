@@ -78,5 +78,5 @@ def _draws(trace: Trace) -> tuple[dict[str, list[Any]], str]:
         inside = _inside(trace, region)
         loss = inside.ops[0].loss
         found.setdefault(loss, []).append(draws_of(inside).get(loss, []))
-        why = why or not_replayable(inside)
+        why = why or not_replayable(trace, region.first, region.last)
     return found, why

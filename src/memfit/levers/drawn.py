@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from memfit.levers.operators import operator_named
+from memfit.levers.sample_rows import SampleRows
 from memfit.ops.draws import Drawn, kind_of_draw, order_of
 from memfit.records import Op, Trace
 
@@ -35,10 +36,14 @@ def draws_again_in_backward(trace: Trace) -> bool:
     return any(op.phase == "backward" and draw_kind(op) for op in trace.ops)
 
 
-def not_replayable(trace: Trace) -> str:
-    """The first draw that a part cannot take from the whole batch's, in words; "" when all can be."""
-    for op in trace.ops:
-        if op.phase == "forward" and op.outputs and draw_kind(op) == "other":
+def not_replayable(trace: Trace, first: int = 0, last: int | None = None) -> str:
+    """Of ops `first` to `last` the first draw that a part cannot take from the whole batch's, in words; "" when all can be."""
+    rows = SampleRows(trace)
+    for now in range(first, len(trace.ops) if last is None else last + 1):
+        op = trace.ops[now]
+        kind = draw_kind(op) if op.phase == "forward" and op.outputs else ""
+        if kind and (kind == "other" or rows.alternate(now)):
             where = f" at {op.source}" if op.source else ""
-            return f"{op.name.split('.')[1]}{where} draws by the values of its own samples"
+            why = "by the values of its own samples" if kind == "other" else "for rows in which samples may take turns"
+            return f"{op.name.split('.')[1]}{where} draws {why}"
     return ""

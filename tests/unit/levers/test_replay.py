@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+import memfit
 from memfit import Step
 from memfit.levers import LEVERS
 from memfit.records import Option
@@ -43,6 +44,49 @@ def forked(x: torch.Tensor) -> torch.Tensor:
         torch.manual_seed(123)
         noise = torch.randn(len(x), 6, dtype=x.dtype)
     return F.dropout(x + noise, 0.5)
+
+
+def rows(x: torch.Tensor) -> torch.Tensor:
+    return x.unflatten(1, (3, 2)).flatten(0, 1)
+
+
+def rows_by_time(x: torch.Tensor) -> torch.Tensor:
+    return x.unflatten(1, (3, 2)).transpose(0, 1).flatten(0, 1)
+
+
+def back(drawn: torch.Tensor) -> torch.Tensor:
+    return drawn.unflatten(0, (-1, 3)).flatten(1)
+
+
+def back_from_time(drawn: torch.Tensor) -> torch.Tensor:
+    return drawn.unflatten(0, (3, -1)).transpose(0, 1).flatten(1)
+
+
+def windowed(x: torch.Tensor, heads: int) -> torch.Tensor:
+    """Attention of three windows a sample, to two places each."""
+    windows = rows(x)[:, None, :, None].expand(-1, heads, -1, 4).contiguous()
+    return back(F.dropout((windows @ windows.mT).softmax(-1), 0.5).sum((1, 3)))
+
+
+SAMPLE_BY_SAMPLE: dict[str, Draw] = {
+    "dropout": lambda x: back(F.dropout(rows(x), 0.5)),
+    "dropout of a product": lambda x: back(F.dropout(rows(x) @ torch.ones(2, 2, dtype=x.dtype), 0.5)),
+    "dropout of the rows' transpose": lambda x: back(F.dropout(rows(x).t(), 0.5).t()),
+    "noise": lambda x: back(rows(x) + torch.randn_like(rows(x))),
+    "noise of a size": lambda x: back(rows(x) * (1 + torch.rand(3 * len(x), 1, dtype=x.dtype))),
+    "windows, as many heads as samples": lambda x: windowed(x, 5),
+    "heads before time": lambda x: F.dropout(x.view(1, len(x) * 3, 2).transpose(0, 1), 0.5).transpose(0, 1).reshape(len(x), 6),
+}
+ALTERNATING: dict[str, Draw] = {
+    "dropout": lambda x: back_from_time(F.dropout(rows_by_time(x), 0.5)),
+    "dropout of a product": lambda x: back_from_time(F.dropout(rows_by_time(x) @ torch.ones(2, 2, dtype=x.dtype), 0.5)),
+    "dropout of the rows' transpose": lambda x: back_from_time(F.dropout(rows_by_time(x).t(), 0.5).t()),
+    "noise of a size": lambda x: back_from_time(rows_by_time(x) * torch.rand(3 * len(x), 1, dtype=x.dtype)),
+    "joined": lambda x: back_from_time(F.dropout(torch.cat([x[:, :2], x[:, 2:4], x[:, 4:]]), 0.5)),
+    "stacked": lambda x: back_from_time(F.dropout(torch.stack([x[:, :2], x[:, 2:4], x[:, 4:]]).flatten(0, 1), 0.5)),
+    "as many steps as samples": lambda x: F.dropout(x.expand(5, -1, -1).flatten(0, 1), 0.5).unflatten(0, (5, -1)).sum(0),
+    "repeated": lambda x: F.dropout(x.repeat(3, 1), 0.5).unflatten(0, (3, -1)).sum(0),
+}
 
 
 def step_of(draw: Draw) -> Step:
@@ -80,3 +124,25 @@ def test_draws_from_equal_states_are_told_apart(draw: Draw) -> None:
 
 def test_a_fork_of_the_generator_leaves_later_draws_alone() -> None:
     assert_the_same(forked)
+
+
+@pytest.mark.parametrize("name", SAMPLE_BY_SAMPLE)
+def test_rows_that_follow_one_another_sample_by_sample_are_replayed(name: str) -> None:
+    assert_the_same(SAMPLE_BY_SAMPLE[name])
+
+
+@pytest.mark.parametrize("name", ALTERNATING)
+def test_rows_in_which_samples_take_turns_are_redrawn_and_say_so(name: str) -> None:
+    for option in options(ALTERNATING[name]):
+        assert option.exactness == "redrawn" and "draws for rows in which samples may take turns" in option.why
+
+
+def test_rows_of_a_chunk_in_which_samples_take_turns_are_redrawn() -> None:
+    net = nn.ModuleDict({"first": nn.Linear(6, 6), "second": nn.Linear(6, 3)})
+
+    def loss(draw: Draw) -> Callable[[Any, torch.Tensor], torch.Tensor]:
+        return lambda m, x: memfit.chunked(lambda z: m["second"](draw(z)).mean(), m["first"](x), parameters=m["second"])
+
+    for kinds, exactness in ((SAMPLE_BY_SAMPLE, "reordered"), (ALTERNATING, "redrawn")):
+        step = Step(net, loss(kinds["dropout"]), torch.optim.SGD(net.parameters(), 0.0), torch.randn(5, 6))
+        assert {option.exactness for option in LEVERS["chunk"].options(seen(step))} == {exactness}
