@@ -30,6 +30,20 @@ class Averaging(nn.Module):
         return y  # type: ignore[no-any-return]
 
 
+class Following(nn.Module):
+    """A copy of weights that follows them slowly, as a momentum encoder does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.slow = nn.Linear(4, 4), nn.Linear(4, 4).requires_grad_(False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            for slow, fast in zip(self.slow.parameters(), self.inner.parameters(), strict=True):
+                slow.mul_(0.9).add_(fast, alpha=0.1)
+        return self.inner(x) - self.slow(x)  # type: ignore[no-any-return]
+
+
 class Standing(nn.Module):
     """Makes a mask on its first call and keeps it."""
 
@@ -74,6 +88,7 @@ WHOLE: dict[str, Callable[[], nn.Module]] = {
     "spectral norm": lambda: nn.utils.spectral_norm(nn.Linear(4, 4)),
     "spectral norm as a parametrization": lambda: nn.utils.parametrizations.spectral_norm(nn.Linear(4, 4)),
     "a buffer that is set anew": Averaging,
+    "weights that follow others": Following,
     "buffers in a list": added_up_by_lists,
     "a functional batch norm": lambda: Functional(True, True),
     "a functional batch norm without statistics": lambda: Functional(True, False),
