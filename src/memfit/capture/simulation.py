@@ -133,7 +133,7 @@ def refuse_parameter_hooks(step: Step) -> None:
                 raise MemfitError(
                     f"This step cannot be simulated as it is: a hook of yours hangs on the parameter {name!r}, and would not run on the "
                     "tensor that stands in for it.\nUse the command line with --simulate, which builds the whole step without memory, "
-                    "or run it for real (simulate=False)."
+                    "or measure it as it is: memfit.profile(step)."
                 )
 
 

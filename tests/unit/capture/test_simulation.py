@@ -29,7 +29,8 @@ def test_a_value_that_is_needed_names_the_line_and_the_way_out() -> None:
         memfit.profile(step_of(nn.Linear(4, 4), torch.ones(2, 4), loss), simulate=True)
     line = loss.__code__.co_firstlineno + 2
     assert f"test_simulation.py:{line} needs the values of a tensor" in str(caught.value)
-    assert "leave out --simulate (in Python: simulate=False)" in str(caught.value)
+    assert "memfit profile without --simulate (in Python: memfit.profile(step)) measures it as it is" in str(caught.value)
+    assert "plan, check and fit need a simulation: return the tensor and look at its value after the step" in str(caught.value)
     assert memfit.profile(step_of(nn.Linear(4, 4), torch.ones(2, 4), loss)).peak_bytes > 0
 
 
