@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections.abc import Iterator
 
 import click
 from rich.console import Console
@@ -11,7 +12,7 @@ from rich.console import Console
 import memfit
 from memfit.commands.screen import Screen, progress_on, stdout_for_json
 from memfit.commands.target import load_step, step_errors
-from memfit.errors import NotEquivalent
+from memfit.errors import Infeasible, MemfitError, NotEquivalent
 from memfit.records import Plan
 from memfit.report.terminal import print_verdict
 from memfit.units import parse_bytes
@@ -33,7 +34,7 @@ def verify_command(target: str, plan_file: str, steps: int, limit: str | None, a
     with stdout_for_json() if as_json else contextlib.nullcontext(), progress_on(Console(stderr=True)) as progress:
         progress("building the step")
         step = load_step(target, simulate=False)
-        with step_errors():
+        with step_errors(), _no_room_is_no_verdict():
             verdict = memfit.verify(step, plan, steps=steps, limit_bytes=limit_bytes, progress=progress)
     if as_json:
         click.echo(json.dumps(verdict.to_dict()))
@@ -41,3 +42,12 @@ def verify_command(target: str, plan_file: str, steps: int, limit: str | None, a
         print_verdict(verdict, Screen())
     if not verdict.equivalent:
         raise click.exceptions.Exit(NotEquivalent.exit_code)
+
+
+@contextlib.contextmanager
+def _no_room_is_no_verdict() -> Iterator[None]:
+    """Exit 1 says that the training is another; where nothing could be compared, nothing is known of that."""
+    try:
+        yield
+    except Infeasible as no:
+        raise MemfitError(str(no)) from no

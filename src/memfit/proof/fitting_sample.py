@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from memfit.batches import tensors_in
-from memfit.errors import MemfitError
+from memfit.errors import Infeasible
 from memfit.profiling import profile
 from memfit.proof.kept_in_file import kept_in_file
 from memfit.proof.sampling import first_samples
@@ -38,7 +38,7 @@ def sample_inside(
     """The largest part of the batch on which the plain step, in float64 too if wanted, is predicted to stay inside the limit.
 
     `plain` is the ledger of the step on all of it, where that is known already. Where not even `least` samples do, it is the user's
-    smaller batch, if there is one, or as many with what autograd keeps in a file.
+    smaller batch, if there is one, or as many with what autograd keeps in a file; Infeasible where there is no room for that either.
     """
     if limit_bytes is None:
         return Sample(step)
@@ -65,14 +65,21 @@ def sample_inside(
     for size in dict.fromkeys((min(least, whole), 1)):
         if size in inside:
             return _cut(step, size, False, needs[whole][0], limit_bytes)
-        if _need_in_file(step, size) <= limit_bytes:
+        in_file = _need_in_file(step, size)
+        if in_file <= limit_bytes:
             cut = _cut(step, size, False, needs[whole][0], limit_bytes)
             return replace(cut, in_file=True, notes=(*cut.notes, _IN_FILE))
-    raise MemfitError(
-        f"The plain step cannot be run inside {format_bytes(limit_bytes)}: a single sample is predicted to need "
-        f"{format_bytes(needs[sizes[-1]][0])}, so there is nothing to compare with, and with what autograd keeps in a file "
-        "it still needs too much. Verify where there is more memory, or give a smaller_batch (smaller volumes, shorter sequences) to "
-        "compare on."
+    raise _no_room(limit_bytes, needs[sizes[-1]][0], in_file)
+
+
+def _no_room(limit: int, needed: int, in_file: int) -> Infeasible:
+    return Infeasible(
+        f"The plain step cannot be run inside {format_bytes(limit)}: a single sample is predicted to need {format_bytes(needed)}, so there "
+        "is nothing to compare with, and with what autograd keeps in a file it still needs too much. Give a larger --budget or --limit, or "
+        "write the plan here (memfit plan -o) and prove it where there is more memory (memfit verify); in Python a smaller_batch (smaller "
+        "volumes, shorter sequences) to compare on helps as well.",
+        min(needed, in_file),
+        {},
     )
 
 
@@ -87,9 +94,11 @@ def _on_smaller(step: Step, batch: Batch, limit: int, wants_float64: bool, neede
     smaller = replace(step, batch=batch)
     ledger = profile(smaller, simulate=True)
     if ledger.process_high_bytes > limit:
-        raise MemfitError(
+        raise Infeasible(
             f"The smaller_batch is not small enough: the plain step on it is predicted to need {format_bytes(ledger.process_high_bytes)}, "
-            f"and the limit is {format_bytes(limit)}. Give a smaller one."
+            f"and the limit is {format_bytes(limit)}. Give a smaller one, or a larger budget or limit.",
+            ledger.process_high_bytes,
+            {},
         )
     shapes = ", ".join("×".join(map(str, t.shape)) for _, t in tensors_in(batch))
     note = (

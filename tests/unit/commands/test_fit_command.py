@@ -48,6 +48,16 @@ def test_an_impossible_budget_exits_1(capfd: pytest.CaptureFixture[str]) -> None
     assert out == "" and "This step does not fit 1.00 MiB" in err
 
 
+def test_a_plan_that_there_is_no_room_to_prove_is_a_no(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    from memfit import fitting
+    from memfit.planning import planned
+
+    monkeypatch.setattr(fitting, "planned", lambda step, budget, **options: planned(step, "16GiB"))
+    assert run(["fit", "train.py:build", "--budget", "8MiB"]) == 1
+    err = capfd.readouterr().err
+    assert err.startswith("The plain step cannot be run inside 8.00 MiB") and "Give a larger --budget" in err
+
+
 def test_a_run_that_left_its_budget_is_a_no(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     """Prediction and promise are the planner's; what is measured is told in any case."""
     from dataclasses import replace

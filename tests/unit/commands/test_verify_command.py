@@ -91,6 +91,7 @@ def test_steps_and_limit_are_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:
         (["train.py:build", "--plan", "unknown.json"], "a lever 'unknown', which this memfit does not have"),
         (["train.py:build"], "Missing option '--plan'"),
         (["train.py:build", "--plan", "plan.json", "--limit", "much"], "'much' is not an amount of memory"),
+        (["train.py:build", "--plan", "plan.json", "--limit", "8MiB"], "The plain step cannot be run inside 8.00 MiB"),
         (["train.py:broken", "--plan", "plan.json"], "This step cannot be trained:\n  - train.py:16 raised RuntimeError"),
     ],
 )

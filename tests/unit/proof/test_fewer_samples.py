@@ -116,8 +116,10 @@ def just_too_little(step: Step) -> int:
 def test_where_one_sample_does_not_fit_a_smaller_one_is_compared() -> None:
     step = large_pictures()
     levers, limit, smaller = {"checkpoint": CHECKPOINT}, just_too_little(step), torch.randn(1, 3, 32, 32)
-    with pytest.raises(memfit.MemfitError, match=r"a single sample is predicted to need .* or give a smaller_batch"):
+    with pytest.raises(memfit.Infeasible, match=r"a single sample is predicted to need .* in Python a smaller_batch") as no:
         memfit.verify(step, plan_of(step, CHECKPOINT), limit_bytes=1, levers=levers)
+    assert "Give a larger --budget or --limit, or write the plan here (memfit plan -o) and prove it where there is more" in str(no.value)
+    assert 1 < no.value.lowest_bytes <= memfit.profile(step, simulate=True).process_high_bytes
     verdict = memfit.verify(step, plan_of(step, CHECKPOINT), limit_bytes=limit, smaller_batch=smaller, levers=levers)
     assert verdict.equivalent and "Compared on the smaller batch that was given (1×3×32×32)" in verdict.notes[0]
 
@@ -132,5 +134,5 @@ def test_a_wrong_lever_shows_on_the_smaller_sample_too() -> None:
 
 def test_a_smaller_batch_that_is_not_small_enough_is_refused() -> None:
     step = large_pictures()
-    with pytest.raises(memfit.MemfitError, match="The smaller_batch is not small enough"):
+    with pytest.raises(memfit.Infeasible, match=r"The smaller_batch is not small enough.* Give a smaller one, or a larger budget or limit\."):
         memfit.verify(step, plan_of(step), limit_bytes=just_too_little(step), smaller_batch=step.batch)
