@@ -6,6 +6,8 @@ from memfit.errors import MemfitError
 from memfit.records import Ledger
 from memfit.units import format_bytes
 
+_NEXT_TO_NOTHING = 1 / 20  # of the tolerance, as a share of the whole peak: a few bytes under a new name fail nobody's build
+
 
 def parse_tolerance(text: str) -> float:
     """A share, written as a percentage.
@@ -35,7 +37,12 @@ def why_it_fits(ledger: Ledger, budget: int) -> tuple[bool, str]:
 
 
 def grown_since(baseline: Ledger, now: Ledger, tolerance: float) -> list[dict[str, str | int]]:
-    """The modules that hold more at the peak than they did, by more than the tolerance, the largest growth first."""
+    """The modules that hold more at the peak than they did, by more than the tolerance, the largest growth first.
+
+    What is next to nothing beside the whole peak is left out, unless the peak itself grew beyond the tolerance: little by little it may.
+    """
+    peak_grew = now.peak_bytes - baseline.peak_bytes > tolerance * baseline.peak_bytes
+    floor = 0.0 if peak_grew else tolerance * _NEXT_TO_NOTHING * baseline.peak_bytes
     grown = [(module, size - baseline.by_module.get(module, 0)) for module, size in now.by_module.items()]
-    over = [(module, more) for module, more in grown if more > tolerance * baseline.by_module.get(module, 0)]
+    over = [(module, more) for module, more in grown if more > max(floor, tolerance * baseline.by_module.get(module, 0))]
     return [{"module": module, "bytes": more} for module, more in sorted(over, key=lambda row: -row[1])]

@@ -18,12 +18,17 @@ from memfit.report.fit_terminal import print_check
 from memfit.report.fit_view import check_view
 from memfit.units import format_bytes, parse_bytes
 
+_MAY_GROW = (
+    "By how much a module may grow. What is below a twentieth of that share of the whole peak is no growth, unless the peak itself grew by "
+    "more than the share."
+)
+
 
 @click.command("check")
 @click.argument("target")
 @click.option("--budget", required=True, metavar="BYTES", help="What the process may take, as in 6GiB.")
 @click.option("--baseline", metavar="FILE", help="A record that memfit profile --json wrote: modules that grew since are a no.")
-@click.option("--tolerance", default="2%", show_default=True, metavar="PERCENT", help="By how much a module may grow.")
+@click.option("--tolerance", default="2%", show_default=True, metavar="PERCENT", help=_MAY_GROW)
 @click.option("--device", metavar="NAME", help="The device to check for, as in cuda; it need not be here.")
 @click.option("--json", "as_json", is_flag=True, help="Print the answer as JSON.")
 def check_command(target: str, budget: str, baseline: str | None, tolerance: str, device: str | None, as_json: bool) -> None:

@@ -156,7 +156,9 @@ def test_hooks_on_parameters_are_refused_in_a_simulation_of_real_ones() -> None:
     net = nn.Linear(8, 8)
     net.weight.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", None))
     step = Step(net, lambda m, x: m(x).mean(), torch.optim.SGD([net.bias], 0.1), torch.randn(2, 8))
-    with pytest.raises(MemfitError, match=r"(?s)a hook of yours hangs on the parameter 'weight'.*measure it as it is: memfit\.profile\(step\)"):
+    with pytest.raises(
+        MemfitError, match=r"(?s)a hook of yours hangs on the parameter 'weight'.*measure it as it is: memfit\.profile\(step\)"
+    ):
         memfit.profile(step, simulate=True)
     assert memfit.profile(step).peak_bytes > 0
 

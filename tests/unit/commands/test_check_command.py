@@ -54,11 +54,30 @@ def test_growth_since_a_committed_record_is_a_no(train: Path, capfd: pytest.Capt
 def test_tolerance_is_of_each_module() -> None:
     from test_main import a_ledger
 
-    before = replace(a_ledger(), by_module={"a": 100, "b": 100, "c": 50})
+    before = replace(a_ledger(peak=250), by_module={"a": 100, "b": 100, "c": 50})
     now = replace(before, by_module={"a": 102, "b": 103, "new": 1})
     assert grown_since(before, now, 0.02) == [{"module": "b", "bytes": 3}, {"module": "new", "bytes": 1}]
-    assert grown_since(before, now, 0.5) == [{"module": "new", "bytes": 1}]
+    assert grown_since(before, now, 0.5) == []
     assert isinstance(before, Ledger)
+
+
+def test_growth_of_a_thousandth_of_the_peak_is_no_growth_unless_the_peak_grew() -> None:
+    from test_main import a_ledger
+
+    before = replace(a_ledger(peak=100_000), by_module={"large": 99_990, "small": 10})
+    now = replace(before, by_module={"large": 99_990, "small": 18, "new": 92}, peak_bytes=100_100)
+    assert grown_since(before, now, 0.02) == []
+    assert grown_since(before, now, 0) == [{"module": "new", "bytes": 92}, {"module": "small", "bytes": 8}]
+    assert grown_since(before, replace(now, by_module=now.by_module | {"new": 101}), 0.02) == [{"module": "new", "bytes": 101}]
+    many = {f"new{number}": 90 for number in range(30)}
+    grown = grown_since(before, replace(now, by_module=now.by_module | many, peak_bytes=102_800), 0.02)
+    assert {row["module"] for row in grown} == {"small", "new", *many}  # 2.8 % in all, though each of them is next to nothing
+
+
+def test_the_help_says_what_counts_as_growth(capfd: pytest.CaptureFixture[str]) -> None:
+    assert run(["check", "--help"]) == 0
+    said = " ".join(capfd.readouterr().out.split())
+    assert "a twentieth of that share of the whole peak is no growth, unless the peak itself grew by more than the share" in said
 
 
 @pytest.mark.parametrize("text", ["2", "much", "-1%", "%"])

@@ -134,5 +134,7 @@ def test_a_wrong_lever_shows_on_the_smaller_sample_too() -> None:
 
 def test_a_smaller_batch_that_is_not_small_enough_is_refused() -> None:
     step = large_pictures()
-    with pytest.raises(memfit.Infeasible, match=r"The smaller_batch is not small enough.* Give a smaller one, or a larger budget or limit\."):
+    with pytest.raises(
+        memfit.Infeasible, match=r"The smaller_batch is not small enough.* Give a smaller one, or a larger budget or limit\."
+    ):
         memfit.verify(step, plan_of(step), limit_bytes=just_too_little(step), smaller_batch=step.batch)
