@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from memfit.errors import PlanError
 from memfit.fingerprint import differences, fingerprint
 from memfit.levers import LEVERS, Lever, Undo
+from memfit.levers.settings import damage_in
 from memfit.records import Option, Plan, PlannedLever
 from memfit.step import Step
 
@@ -14,6 +15,7 @@ from memfit.step import Step
 def apply_plan(step: Step, plan: Plan, levers: Mapping[str, Lever] = LEVERS) -> Undo:
     """Change the step as the plan says; the answer changes it back. A step other than the planned one is refused."""
     refuse_another_step(step, plan)
+    refuse_damaged(plan)
     return apply_levers(step, plan.levers, levers)
 
 
@@ -22,6 +24,13 @@ def refuse_another_step(step: Step, plan: Plan) -> None:
     if found := differences(plan.step, fingerprint(step)):
         listed = "\n".join(f"  - {difference}" for difference in found)
         raise PlanError(f"This plan was made for another step:\n{listed}\nPlan again, for this step as it is now.")
+
+
+def refuse_damaged(plan: Plan) -> None:
+    """Raise PlanError when a row of the plan lacks what its lever works with: its file was edited, or cut short."""
+    for lever in plan.levers:
+        if damage := damage_in(lever.name, lever.settings):
+            raise PlanError(f"The plan's {lever.name} is damaged: {damage}. Plan again, and leave the file as memfit plan wrote it.")
 
 
 def apply_levers(step: Step, planned: Iterable[PlannedLever], levers: Mapping[str, Lever] = LEVERS) -> Undo:

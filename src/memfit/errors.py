@@ -33,8 +33,8 @@ class CannotSimulate(MemfitError):
         self.operation, self.source = operation, source
         super().__init__(
             f"This step cannot be simulated: {source} needs the values of a tensor ({operation}), and simulated tensors have none.\n"
-            "memfit profile without --simulate (in Python: memfit.profile(step)) measures it as it is; plan, check and fit need a simulation: "
-            "return the tensor and look at its value after the step."
+            "memfit profile without --simulate (in Python: memfit.profile(step)) measures it as it is; plan, check and fit need a "
+            "simulation: return the tensor and look at its value after the step."
         )
 
 

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
-import types
-import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from memfit.errors import RecordError
+from memfit.record import Record
 
 EXACTNESS = ("bitwise", "reordered", "redrawn", "rounded", "altered")  # from strict to loose
 CATEGORIES = ("parameters", "gradients", "optimizer", "activations", "temporaries", "batch", "other")
@@ -24,82 +20,6 @@ def loosest(classes: Iterable[str]) -> str:
     ('reordered', 'bitwise')
     """
     return max(classes, key=EXACTNESS.index, default="bitwise")
-
-
-class Record:
-    """What every saved record can do: become JSON with its schema in it, and be read back from it."""
-
-    schema: ClassVar[str]
-    version: ClassVar[int] = 1
-
-    def to_dict(self) -> dict[str, Any]:
-        """The record as plain JSON values, `schema` first."""
-        saved = [f.name for f in dataclasses.fields(self) if f.metadata.get("saved", True)]  # type: ignore[arg-type]
-        return {"schema": f"{self.schema}/{self.version}"} | {name: _plain(getattr(self, name)) for name in saved}
-
-    def save(self, path: str | Path) -> None:
-        """Write the record to a file."""
-        Path(path).write_text(json.dumps(self.to_dict(), indent=1) + "\n")
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Read what `to_dict` gave; a record of another kind or a newer version is refused."""
-        name, _, version = str(values.get("schema", "")).rpartition("/")
-        if name != cls.schema or not version.isdigit():
-            raise RecordError(f"This is not a {cls.schema} record: its schema is {values.get('schema')!r}.")
-        if int(version) > cls.version:
-            raise RecordError(
-                f"This {cls.schema} record has version {version}, this memfit reads up to {cls.version}: "
-                "upgrade memfit, or make the record again."
-            )
-        return typing.cast(Self, _typed(cls, values))
-
-    @classmethod
-    def load(cls, path: str | Path) -> Self:
-        """Read a record from a file."""
-        try:
-            values = json.loads(Path(path).read_text())
-        except OSError as error:
-            raise RecordError(f"{path} cannot be read: {error.strerror}.") from error
-        except ValueError as error:
-            raise RecordError(f"{path} is not JSON ({error}): it is damaged or not a record of memfit's.") from error
-        if not isinstance(values, dict):
-            raise RecordError(f"{path} is not a record of memfit's: it holds no JSON object.")
-        return cls.from_dict(values)
-
-
-def _plain(value: Any) -> Any:
-    if dataclasses.is_dataclass(value):
-        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    return value
-
-
-def _typed(kind: Any, value: Any) -> Any:
-    origin, inner = typing.get_origin(kind), typing.get_args(kind)
-    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
-        return _build(kind, value)
-    if origin is tuple and inner[-1] is Ellipsis:
-        return tuple(_typed(inner[0], item) for item in value)
-    if origin is tuple:
-        return tuple(_typed(part, item) for part, item in zip(inner, value, strict=True))
-    if origin is dict:
-        return {key: _typed(inner[1], item) for key, item in value.items()}
-    if origin in (types.UnionType, typing.Union):
-        return None if value is None else _typed(next(part for part in inner if part is not type(None)), value)
-    return value
-
-
-def _build(kind: type, values: Mapping[str, Any]) -> Any:
-    hints = typing.get_type_hints(kind)
-    fields = [f for f in dataclasses.fields(kind) if f.metadata.get("saved", True)]
-    required = {f.name for f in fields if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING}
-    if missing := sorted(required - values.keys()):
-        raise RecordError(f"This {kind.__name__} record lacks {', '.join(missing)}: it is damaged or not memfit's.")
-    return kind(**{f.name: _typed(hints[f.name], values[f.name]) for f in fields if f.name in values})
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,6 +191,7 @@ class Ledger(Record):
     """Where every byte of a training step goes."""
 
     schema: ClassVar[str] = "memfit.profile"
+    made_by: ClassVar[str] = "memfit profile TARGET --simulate --json > FILE"
 
     peak_bytes: int
     process_bytes: int
@@ -326,6 +247,7 @@ class Plan(Record):
     """Which levers make a step fit a budget, in the order they are applied, and for which step."""
 
     schema: ClassVar[str] = "memfit.plan"
+    made_by: ClassVar[str] = "memfit plan TARGET --budget BYTES -o FILE"
 
     feasible: bool
     budget_bytes: int
@@ -340,6 +262,13 @@ class Plan(Record):
     step: dict[str, str] = field(default_factory=dict)  # readable facts that tell the step it was made for
     predicted_host_bytes: int = 0  # where the device has memory of its own: of the host's, with what is put away there
     times: str = ""  # what costs rest on: "measured" on this machine op by op, "measured in part", "estimated"; "" where nothing costs
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """Read what `to_dict` gave; what `memfit plan --json` says where nothing fits is no plan."""
+        if values.get("feasible") is False:
+            raise RecordError("This record says that nothing fits its budget, so there is nothing to apply: plan again with a larger one.")
+        return super(Plan, cls).from_dict(values)
 
 
 @dataclass(frozen=True, slots=True)

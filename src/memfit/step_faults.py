@@ -126,6 +126,19 @@ def _loss_call_faults(step: Step) -> Iterator[str]:
             continue
 
 
+def value_faults(step: Step) -> list[str]:
+    """A model or a batch on "meta" has shapes only: a simulation can be for another device, a run cannot."""
+    tensors = [t for model in step.models.values() for t in (*model.parameters(), *model.buffers())] + [
+        t for _, t in tensors_in(step.batch)
+    ]
+    if not any(t.device.type == "meta" for t in tensors):
+        return []
+    return [
+        "its tensors are on meta and hold no values: build it on cpu; --simulate, memfit plan and memfit check take no memory for it "
+        "(and with --device cpu they take it as it is)"
+    ]
+
+
 def loss_faults(phase: str, loss: object) -> list[str]:
     """What is wrong with the value a loss gave, as far as its type and shape tell."""
     which = f"the loss of phase {phase!r}" if phase else "the loss"

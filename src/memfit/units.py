@@ -19,6 +19,7 @@ _FACTORS = {
     "GIB": 2**30,
     "TIB": 2**40,
 }
+_MOST = 2**63  # beyond what any machine addresses
 _NUMBER = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([A-Za-z]*)\s*")
 
 
@@ -28,16 +29,14 @@ def parse_bytes(text: str | int) -> int:
     >>> parse_bytes("6GiB"), parse_bytes("850 MB"), parse_bytes(4096)
     (6442450944, 850000000, 4096)
     """
-    if isinstance(text, int) and not isinstance(text, bool):
-        found, unit = str(text), ""
-        if text <= 0:
-            raise MemfitError(_unreadable(text))
-    else:
-        match = _NUMBER.fullmatch(text) if isinstance(text, str) else None
-        if match is None or match[2].upper() not in _FACTORS or float(match[1]) == 0:
-            raise MemfitError(_unreadable(text))
-        found, unit = match[1], match[2].upper()
-    return int(float(found) * _FACTORS[unit]) if unit or "." in found else int(found)
+    match = _NUMBER.fullmatch(str(text)) if isinstance(text, (str, int)) and not isinstance(text, bool) else None
+    if match is None or match[2].upper() not in _FACTORS:
+        raise MemfitError(_unreadable(text))
+    found, unit = match[1], match[2].upper()
+    amount = float(found) * _FACTORS[unit]
+    if not 1 <= amount < _MOST:
+        raise MemfitError(_unreadable(text))
+    return int(amount) if unit or "." in found else int(found)
 
 
 def _unreadable(text: object) -> str:

@@ -21,6 +21,7 @@ PUBLIC = {
 MAY_NOT_IMPORT = {
     "units": {"torch", "memfit.step", "memfit.capture", "memfit.ledger", "memfit.report", "memfit.commands", "memfit.records"},
     "errors": {"torch", "memfit"},
+    "record": {"torch", "memfit.step", "memfit.capture", "memfit.ledger", "memfit.report", "memfit.commands", "memfit.records"},
     "records": {"torch", "memfit.step", "memfit.capture", "memfit.ledger", "memfit.report", "memfit.commands"},
     "ledger": {"torch", "memfit.step", "memfit.capture", "memfit.report", "memfit.commands"},
     "report": {"torch", "memfit.step", "memfit.capture", "memfit.ledger", "memfit.commands"},

@@ -8,7 +8,7 @@ import pytest
 import memfit
 from memfit import Ledger
 from memfit.errors import RecordError
-from memfit.records import CATEGORIES, Trace
+from memfit.records import CATEGORIES, Plan, Trace
 from small_steps import two_phases
 
 CONTRACT = {
@@ -41,6 +41,7 @@ def test_the_keys_that_scripts_rely_on() -> None:
         ('{"schema": "memfit.profile/2"}', "version 2, this memfit reads up to 1: upgrade memfit"),
         ('{"schema": "memfit.trace/1"}', "This is not a memfit.profile record: its schema is 'memfit.trace/1'"),
         ('{"schema": "memfit.profile/1"}', "lacks"),
+        ('{"schema": "memfit.profile/1"}', "make it again with memfit profile TARGET --simulate --json > FILE"),
         ("[1, 2]", "holds no JSON object"),
         ("{", "is not JSON"),
     ],
@@ -51,6 +52,41 @@ def test_unreadable_records_say_why(tmp_path: Path, text: str, words: str) -> No
         Ledger.load(tmp_path / "record.json")
 
 
-def test_a_missing_record(tmp_path: Path) -> None:
-    with pytest.raises(RecordError, match=r"nowhere\.json cannot be read: No such file"):
+def test_a_missing_record_says_how_it_is_made(tmp_path: Path) -> None:
+    with pytest.raises(RecordError, match=r"nowhere\.json cannot be read: No such file or directory\. Make it with memfit profile TARGET"):
         Ledger.load(tmp_path / "nowhere.json")
+    with pytest.raises(RecordError, match=r"Make it with memfit plan TARGET --budget BYTES -o FILE\."):
+        Plan.load(tmp_path / "nowhere.json")
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        ({"levers": "abc"}, "levers is 'abc'"),
+        ({"levers": ["abc"]}, "levers is 'abc'"),
+        ({"levers": [{"name": 3, "option": "", "exactness": "bitwise"}]}, "name is 3"),
+        ({"step": ["torch"]}, r"step is \['torch'\]"),
+        ({"budget_bytes": "much"}, "budget_bytes is 'much'"),
+        ({"predicted_peak_bytes": None}, "predicted_peak_bytes is None"),
+        ({"budget_bytes": True}, "budget_bytes is True"),
+        ({"exactness": {}}, "exactness is {}"),
+    ],
+)
+def test_a_damaged_plan_says_where_and_how_it_is_made_again(damage: dict[str, object], words: str) -> None:
+    whole = Plan(True, 1, 1, 1, 1, "bitwise", ()).to_dict()
+    assert Plan.from_dict(whole).feasible
+    with pytest.raises(RecordError, match=f"This Plan is damaged: {words}.*make it again with memfit plan TARGET --budget BYTES -o FILE"):
+        Plan.from_dict(whole | damage)
+
+
+def test_a_damaged_profile_says_so() -> None:
+    whole = memfit.profile(two_phases(), simulate=True).to_dict()
+    for name in ("by_module", "at_peak", "process", "timeline"):
+        with pytest.raises(RecordError, match=f"This Ledger is damaged: {name} is 'x'"):
+            Ledger.from_dict(whole | {name: "x"})
+
+
+def test_what_says_that_nothing_fits_is_no_plan() -> None:
+    none = Plan(False, 1, 0, 5, None, "bitwise", ()).to_dict() | {"predicted_peak_bytes": None, "exactness": None}
+    with pytest.raises(RecordError, match="says that nothing fits its budget, so there is nothing to apply: plan again with a larger one"):
+        Plan.from_dict(none)

@@ -18,9 +18,33 @@ def test_amounts_are_read(text: Any, count: int) -> None:
     assert parse_bytes(text) == count
 
 
-@pytest.mark.parametrize("text", ["", "six", "6 GiBi", "-3GiB", "0", 0, -1, "GiB", "1e9", None, 2.5, True])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "six",
+        "6 GiBi",
+        "-3GiB",
+        "0",
+        0,
+        -1,
+        "GiB",
+        "1e9",
+        None,
+        2.5,
+        True,
+        "0.1",
+        "0.0001 KB",
+        "9" * 400,
+        "9" * 400 + "GiB",
+        10**400,
+        "9" * 5000,
+    ],
+)
 def test_amounts_that_are_none(text: Any) -> None:
-    with pytest.raises(MemfitError, match=r"write a number and a unit, as in 6GiB, 850MB or 1\.5GiB"):
+    with pytest.raises(
+        MemfitError, match=rf"^{text!r} is not an amount of memory above zero: write a number and a unit, as in 6GiB, 850MB or 1\.5GiB"
+    ):
         parse_bytes(text)
 
 

@@ -14,13 +14,17 @@ from typing import IO, Any
 import torch
 
 from memfit.batches import tensors_in
+from memfit.errors import StepError
 from memfit.restoring import attributes_restored, random_numbers_restored
 from memfit.step import Step
+from memfit.step_faults import value_faults
 
 
 @contextmanager
 def rolled_back(step: Step) -> Iterator[None]:
     """Run steps inside; afterwards the step is as it was, bit for bit, also after an exception."""
+    if faults := value_faults(step):
+        raise StepError(faults)
     optimizers = [(o, {p: copy.copy(s) for p, s in o.state.items()}, [dict(g) for g in o.param_groups]) for o in step.optimizers]
     parameters = [p for model in step.models.values() for p in model.parameters()]
     before = [(p, p.data, p.requires_grad, p.grad) for p in parameters]

@@ -18,14 +18,18 @@ from memfit.capture.real import device_of
 from memfit.capture.simulation import simulated
 from memfit.capture.whereabouts import ModulePath
 from memfit.capture.workspaces import OpBytes, Workspaces
+from memfit.errors import StepError
 from memfit.records import Op, Process, Trace
 from memfit.step import Step
+from memfit.step_faults import value_faults
 
 
 def capture_simulated(
     step: Step, device: str | None, progress: Callable[[str], None], calls: OpCalls | None = None, half: bool = False
 ) -> Trace:
     """The steady step, predicted; `calls` is told of every op that could be timed here, `half` measures half-precision workspaces too."""
+    if device is None and (faults := value_faults(step)):
+        raise StepError(faults)
     target = device_named(device or device_of(step))
     base = base_bytes(step)
     progress("simulating the step")

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from memfit.applying import refuse_another_step
+from memfit.applying import refuse_another_step, refuse_damaged
 from memfit.errors import NotEquivalent
 from memfit.levers import LEVERS, Lever
 from memfit.proof.checks import worst_of
@@ -68,6 +68,7 @@ def prove(
     """What `verify` does; `plain` is the plain step's ledger where it is known already."""
     started = time.perf_counter()
     refuse_another_step(step, plan)
+    refuse_damaged(plan)
     claimed = loosest(lever.exactness for lever in plan.levers)
     divides = any(lever.name == "microbatch" for lever in plan.levers)
     sample = sample_inside(step, limit_bytes, claimed == "reordered", plain, smaller_batch, 2 if divides else 1)

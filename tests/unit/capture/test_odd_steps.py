@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.utils import parametrizations, prune
 
 import memfit
-from memfit import CannotSimulate, MemfitError, Step
+from memfit import CannotSimulate, MemfitError, Step, StepError
 
 BOTH = pytest.mark.parametrize("simulate", [True, False], ids=["simulated", "real"])
 
@@ -130,6 +130,17 @@ def test_a_gradient_penalty_works(simulate: bool) -> None:
     net = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
     step = Step(net, loss, torch.optim.SGD(net[0].parameters(), 0.1), torch.randn(4, 8))
     assert memfit.profile(step, simulate=simulate).peak_bytes > 0
+
+
+@BOTH
+def test_a_model_without_values_is_refused(simulate: bool) -> None:
+    with torch.device("meta"):
+        step = step_of(nn.Linear(8, 8), torch.randn(2, 8))
+    with pytest.raises(
+        StepError, match=r"its tensors are on meta and hold no values: build it on cpu; --simulate, .* take no memory for it"
+    ):
+        memfit.profile(step, simulate=simulate)
+    assert memfit.profile(step, simulate=True, device="cpu").by_category["parameters"] == 4 * 8 * 9
 
 
 @pytest.mark.parametrize("reads", [lambda t: f"{t:.2f}", lambda t: t.detach().numpy(), lambda t: t.detach().tolist()])

@@ -27,6 +27,10 @@ def build(width=4):
 def wider():
     return build(8)
 
+def without_values():
+    with torch.device("meta"):
+        return build()
+
 def broken():
     step = build()
     return memfit.Step(step.model, lambda m, b: m(b[:, :2]).mean(), step.optimizer, step.batch)
@@ -86,18 +90,29 @@ def test_steps_and_limit_are_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:
     ("arguments", "words"),
     [
         (["train.py:build", "--plan", "nowhere.json"], "nowhere.json cannot be read"),
+        (["train.py:build", "--plan", "nowhere.json"], "Make it with memfit plan TARGET --budget BYTES -o FILE."),
         (["train.py:build", "--plan", "train.py"], "train.py is not JSON"),
+        (["train.py:build", "--plan", "no_size.json"], "The plan's microbatch is damaged: 'size' is missing. Plan again"),
+        (["train.py:build", "--plan", "odd_size.json"], "The plan's microbatch is damaged: 'size' is 'x'. Plan again"),
+        (["train.py:build", "--plan", "odd_table.json"], "The plan's saved is damaged: its settings cannot be read"),
+        (["train.py:without_values", "--plan", "plan.json"], "This plan was made for another step"),
         (["train.py:wider", "--plan", "plan.json"], "This plan was made for another step:\n  - model.weight: 1 tensor, 4 values"),
         (["train.py:build", "--plan", "unknown.json"], "a lever 'unknown', which this memfit does not have"),
         (["train.py:build"], "Missing option '--plan'"),
         (["train.py:build", "--plan", "plan.json", "--limit", "much"], "'much' is not an amount of memory"),
         (["train.py:build", "--plan", "plan.json", "--limit", "8MiB"], "The plain step cannot be run inside 8.00 MiB"),
-        (["train.py:broken", "--plan", "plan.json"], "This step cannot be trained:\n  - train.py:16 raised RuntimeError"),
+        (["train.py:broken", "--plan", "plan.json"], "This step cannot be trained:\n  - train.py:20 raised RuntimeError"),
     ],
 )
 def test_a_mistake_is_one_message_and_exit_2(arguments: list[str], words: str, capfd: pytest.CaptureFixture[str]) -> None:
     plan = Plan.load("plan.json")
     replace(plan, levers=(replace(plan.levers[0], name="unknown"),)).save("unknown.json")
+    for name, lever, settings in (
+        ("no_size", "microbatch", {}),
+        ("odd_size", "microbatch", {"size": "x"}),
+        ("odd_table", "saved", {"": [3]}),
+    ):
+        replace(plan, levers=(replace(plan.levers[0], name=lever, settings=settings),)).save(f"{name}.json")
     assert run(["verify", *arguments]) == 2
     err = capfd.readouterr().err
     assert words in err and "Traceback" not in err and "memfit failed" not in err
