@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import click
@@ -44,6 +45,8 @@ def plan_command(
     TARGET is path/to/file.py:function or package.module:function; the function returns a memfit.Step.
     """
     budget_bytes = parse_bytes(budget)
+    if output:
+        _refuse_missing_folder(output)
     found: memfit.Plan | Infeasible
     with stdout_for_json() if as_json else contextlib.nullcontext(), progress_on(Console(stderr=True)) as progress:
         progress("building the step")
@@ -82,6 +85,13 @@ def _record(found: memfit.Plan | Infeasible, budget: int) -> dict[str, Any]:
         return found.to_dict()
     none = memfit.Plan(False, budget, 0, found.lowest_bytes, None, "bitwise", (), reachable_bytes=found.reachable_bytes)
     return none.to_dict() | {"predicted_peak_bytes": None, "predicted_process_bytes": None, "exactness": None, "reason": str(found)}
+
+
+def _refuse_missing_folder(path: str) -> None:
+    """Before a plan is looked for, which takes a while."""
+    folder = Path(path).parent
+    if not folder.is_dir():
+        raise MemfitError(f"The plan cannot be written to {path}: there is no folder {folder}. Make it, or give another file with -o.")
 
 
 def _write(plan: memfit.Plan, path: str) -> None:

@@ -29,7 +29,9 @@ def load_step(target: str, simulate: bool) -> Step:
     from memfit.step import Step
 
     place, colon, name = target.rpartition(":")
-    if not (colon and place and name):
+    if name and colon and not place:
+        raise TargetError(f"{target!r} names no file or module: write path/to/file.py:{name} or package.module:{name}.")
+    if not (colon and name):
         raise TargetError(f"{target!r} names no function: write path/to/file.py:function or package.module:function.")
     is_file = place.endswith(".py") or os.sep in place
     function = _function(_module_from_file(Path(place)) if is_file else _module_named(place), place, name)

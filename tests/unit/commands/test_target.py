@@ -78,9 +78,13 @@ def test_a_file_named_like_a_loaded_module_does_not_replace_it(project: Path) ->
     assert sys.modules["torch"] is torch
 
 
-@pytest.mark.parametrize("target", ["train.py", "train.py:", ":build", ""])
+@pytest.mark.parametrize("target", ["train.py", "train.py:", ""])
 def test_no_function_named(target: str) -> None:
     assert refusal(target) == f"{target!r} names no function: write path/to/file.py:function or package.module:function."
+
+
+def test_no_file_named() -> None:
+    assert refusal(":build") == "':build' names no file or module: write path/to/file.py:build or package.module:build."
 
 
 def test_no_such_file_and_a_guess(project: Path) -> None:
