@@ -7,8 +7,10 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException
+from torch.utils._python_dispatch import _disable_current_modes
 
 from memfit.capture.recorder import Recorder
+from memfit.errors import StepError
 
 aten = torch.ops.aten
 
@@ -28,6 +30,9 @@ class FakeRecorder(Recorder):
                 return func(*args, **kwargs)
             except DataDependentOutputException:
                 return 1.0
+        if func in _OF_ONE_DTYPE and (refusal := _kernels_refusal(func, args, kwargs)):
+            source = self._ops[-1][4] or "the step"
+            raise StepError([f"{source} raises RuntimeError: {refusal}; cast one of them, as in batch.to(torch.float32) or model.float()"])
         if func is _GROUPED:
             return _grouped_product(*args, **kwargs)
         out = func(*args, **kwargs)
@@ -43,6 +48,24 @@ _MIXED_NORMS = {
     aten.native_batch_norm_backward.default: (1, 2, 2),
 }
 """Where a real kernel takes the dtype of each output from, by argument; a fake one promotes them to a common dtype."""
+
+
+_OF_ONE_DTYPE = {aten.mm.default, aten.addmm.default, aten.mv.default, aten.addmv.default, aten.bmm.default, aten.baddbmm.default}
+"""Products whose real kernels refuse factors of different dtypes; not every fake one does."""
+
+
+def _kernels_refusal(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """What the real kernel says to floats of these dtypes, asked with a single number each; "" where it takes them."""
+    factors = [arg for arg in args if isinstance(arg, torch.Tensor)]
+    if len({factor.dtype for factor in factors}) == 1 or not all(factor.is_floating_point() for factor in factors):
+        return ""
+    with _disable_current_modes():
+        single = [torch.zeros((1,) * arg.dim(), dtype=arg.dtype) if isinstance(arg, torch.Tensor) else arg for arg in args]
+        try:
+            func(*single, **kwargs)
+        except RuntimeError as error:
+            return str(error).splitlines()[0]
+    return ""
 
 
 _GROUPED = getattr(getattr(aten, "_grouped_mm", None), "default", object())  # newer than the oldest torch we work with

@@ -13,6 +13,7 @@ from memfit.capture.memory_events import MemoryEvents, peak_of
 from memfit.capture.models import models_of
 from memfit.capture.non_finite import FiniteLosses
 from memfit.capture.process import HighWaterMark, base_bytes
+from memfit.capture.reach import reaching
 from memfit.capture.recorder import Recorder
 from memfit.capture.rollback import rolled_back
 from memfit.capture.whereabouts import ModulePath
@@ -67,7 +68,8 @@ def _record_steady(step: Step, progress: Callable[[str], None]) -> tuple[_Record
     """The first step that leaves nothing new behind, and what each step leaves behind if there is none such."""
     with MemoryEvents() as events:
         progress("running a first step, which makes the optimizer's states")
-        step.run(step.batch, FiniteLosses(step), schedule=False)
+        with reaching(step, FiniteLosses(step)) as watcher:
+            step.run(step.batch, watcher, schedule=False)
         recordings: list[_Recording] = []
         for attempt in range(1, _MOST_STEPS):
             progress(f"recording step {attempt + 1}")

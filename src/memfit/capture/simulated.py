@@ -14,6 +14,7 @@ from memfit.capture.labels import labelled
 from memfit.capture.models import models_of, with_states_from_the_start
 from memfit.capture.op_times import OpCalls
 from memfit.capture.process import base_bytes, predicted_process
+from memfit.capture.reach import reaching
 from memfit.capture.real import device_of
 from memfit.capture.simulation import simulated
 from memfit.capture.whereabouts import ModulePath
@@ -94,6 +95,6 @@ def _record(step: Step, target: Device, calls: OpCalls | None, half: bool) -> tu
             calls.note(*op)
 
     recorder = FakeRecorder(modules, on_op=note if target.measures_workspaces else None)
-    with labelled(recorder, step), recorder:
-        step.run(step.batch, recorder, schedule=False)
+    with reaching(step, recorder) as watcher, labelled(recorder, step), recorder:
+        step.run(step.batch, watcher, schedule=False)
     return recorder, modules, workspaces

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,8 @@ from torch.nn.utils import parametrizations, prune
 
 import memfit
 from memfit import CannotSimulate, MemfitError, Step, StepError
+from memfit.levers import LEVERS
+from small_steps import two_phases
 
 BOTH = pytest.mark.parametrize("simulate", [True, False], ids=["simulated", "real"])
 
@@ -141,6 +144,58 @@ def test_a_model_without_values_is_refused(simulate: bool) -> None:
     ):
         memfit.profile(step, simulate=simulate)
     assert memfit.profile(step, simulate=True, device="cpu").by_category["parameters"] == 4 * 8 * 9
+
+
+@BOTH
+def test_a_loss_that_reaches_nothing_that_is_trained_is_refused(simulate: bool) -> None:
+    other = torch.randn(8, requires_grad=True)
+    lost = step_of(nn.Linear(8, 8), torch.randn(2, 8), lambda m, x: (x * other).mean())
+    with pytest.raises(StepError, match="the loss reaches none of the parameters that AdamW trains, so it would train nothing: look for"):
+        memfit.profile(lost, simulate=simulate)
+    step = two_phases()
+    swapped = [replace(phase, optimizer=other.optimizer) for phase, other in zip(step.phases, reversed(step.phases), strict=True)]
+    with pytest.raises(StepError, match="the loss of phase 'critic' reaches none of the parameters that Adam trains"):
+        memfit.profile(replace(step, phases=swapped), simulate=simulate)  # the generator's loss does reach the critic
+
+
+@BOTH
+def test_gradients_that_are_gone_after_backward_have_been_there(simulate: bool) -> None:
+    step = step_of(nn.Linear(8, 8), torch.randn(4, 8))
+    option = next(o for o in LEVERS["optimizer"].options(memfit.profile(step, simulate=True)) if o.settings["how"] == "in backward")
+    with LEVERS["optimizer"].apply(step, option):
+        assert memfit.profile(step, simulate=simulate).peak_bytes > 0
+    option = LEVERS["microbatch"].options(memfit.profile(step, simulate=True))[0]
+    with LEVERS["microbatch"].apply(step, option):
+        assert memfit.profile(step, simulate=simulate).peak_bytes > 0
+
+
+def test_a_users_own_step_inside_backward_reaches_its_parameters() -> None:
+    step = step_of(nn.Linear(8, 8), torch.randn(4, 8))
+    for p in step.models[""].parameters():
+        p.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", None))
+    assert memfit.profile(step).peak_bytes > 0
+
+
+@pytest.mark.parametrize("shape", [(2, 8), (2, 3, 8)])
+def test_dtypes_that_no_kernel_takes_are_refused_in_a_simulation_too(shape: tuple[int, ...]) -> None:
+    step = step_of(nn.Linear(8, 8).double(), torch.randn(shape))
+    with pytest.raises(
+        StepError, match=r"test_odd_steps\.py:\d+ raises RuntimeError: mat1 and mat2 must have the same dtype, but got Float"
+    ):
+        memfit.profile(step, simulate=True)
+    with pytest.raises(RuntimeError, match="mat1 and mat2 must have the same dtype"):
+        memfit.profile(step)
+    product = step_of(nn.Linear(8, 8), torch.randn(shape), lambda m, x: (m(x) @ torch.ones(8, dtype=torch.float64)).mean())
+    with pytest.raises(StepError, match=r"raises RuntimeError: .* same dtype"):
+        memfit.profile(product, simulate=True)
+
+
+def test_autocast_brings_dtypes_together_in_a_simulation_too() -> None:
+    def loss(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return model(x).float().pow(2).mean()
+
+    assert memfit.profile(step_of(nn.Linear(8, 8), torch.randn(2, 8).bfloat16(), loss), simulate=True).peak_bytes > 0
 
 
 @pytest.mark.parametrize("reads", [lambda t: f"{t:.2f}", lambda t: t.detach().numpy(), lambda t: t.detach().tolist()])
