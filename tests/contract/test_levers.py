@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -12,6 +13,7 @@ from lever_law import furniture, simulated
 from memfit import Ledger, Step
 from memfit.ledger import account
 from memfit.levers import LEVERS
+from memfit.levers.settings import damage_in
 from quick_ledgers import seen
 
 # Their peak lies in an operator's workspace, or is where it is because of one: the law is asked of whole profiles.
@@ -51,6 +53,13 @@ def test_the_law(name: str) -> None:
     for lever in applicable(name):
         if (name, lever) not in WITH_WORKSPACES:
             assert max(errors(name, lever)) < 0.02, lever
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_what_a_plan_holds_for_it_is_read_back_whole(name: str) -> None:
+    for lever in applicable(name):
+        for option in options(name, lever):
+            assert damage_in(lever, json.loads(json.dumps(option.settings))) == ""
 
 
 @pytest.mark.parametrize("pair", sorted(WITH_WORKSPACES), ids=" ".join)

@@ -25,7 +25,17 @@ def _read_draws(settings: Mapping[str, Any]) -> None:
         drawn_from(told)
 
 
-_READERS: dict[str, Callable[[Mapping[str, Any]], object]] = {"saved": tables_of, "microbatch": _read_draws, "chunk": _read_draws}
+def _read_draws_of_calls(settings: Mapping[str, Any]) -> None:
+    for calls in settings["draws"].values():
+        for told in calls:
+            drawn_from(told)
+
+
+_READERS: dict[str, Callable[[Mapping[str, Any]], object]] = {
+    "saved": tables_of,
+    "microbatch": _read_draws,
+    "chunk": _read_draws_of_calls,
+}
 
 
 def damage_in(lever: str, settings: Mapping[str, Any]) -> str:

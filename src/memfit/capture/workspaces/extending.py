@@ -18,7 +18,7 @@ LIMITS = tuple(n * 2**20 for n in (12, 32, 96))
 is for calls whose line may bend."""
 
 _LINE_ERROR = 0.02  # of a workspace that was extended from smaller calls; most are exact
-_MATTERS = 0.02  # of a call's arguments and outputs: what a bend may add before it is looked for
+_MATTERS = 0.005  # of a call's arguments and outputs: what a bend may add before it is looked for
 _STRAIGHT = 0.01  # how near a larger call is to the line of smaller ones that it confirms
 _HUNGRIEST = 2.0  # times its arguments: more than a convolution's backward was not seen to take
 _IN_PASSES = torch.ops.aten.convolution_backward.default
