@@ -8,8 +8,6 @@ from dataclasses import replace
 from functools import partial
 from itertools import groupby
 
-from torch._dynamo.exc import BackendCompilerFailed
-
 from memfit.applying import apply_levers
 from memfit.capture.unwatched import Unwatched, run_unwatched
 from memfit.errors import MemfitError
@@ -19,6 +17,7 @@ from memfit.profiling import profile
 from memfit.proof import verify
 from memfit.records import Option, Plan, PlannedLever
 from memfit.step import Step
+from memfit.torch_private import compiler_failures
 from memfit.units import format_seconds
 
 
@@ -61,9 +60,9 @@ def _tried(step: Step, plain: Unwatched, run_steps: int, progress: Callable[[str
     try:
         with apply_levers(step, [row]):
             found = run_unwatched(step)
-    except BackendCompilerFailed as error:
-        first_line = str(error.inner_exception).partition("\n")[0]
-        progress(f"{option.name} does not compile: {type(error.inner_exception).__name__}: {first_line}")
+    except compiler_failures() as error:
+        inside = getattr(error, "inner_exception", error)
+        progress(f"{option.name} does not compile: {type(inside).__name__}: {str(inside).partition(chr(10))[0]}")
         return None
     progress(f"verifying {option.name}, compiled")
     if not verify(step, Plan(True, 0, found.peak_bytes, 0, None, option.exactness, (row,), step=fingerprint(step))).equivalent:

@@ -6,10 +6,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from torch._subclasses.fake_tensor import FakeTensor
-
 from memfit.batches import map_samples, tensors_in
 from memfit.errors import MemfitError
+from memfit.torch_private import FakeTensor
 
 
 def lengths(total: int, size: int) -> list[int]:

@@ -56,8 +56,21 @@ def test_imports_keep_to_the_rooms(path: Path) -> None:
     assert not any(name.split(".")[0] == "recipes" for name in imports_of(path.read_text()))
 
 
-def test_the_import_rule_can_fail() -> None:
+def private_imports(source: str) -> set[str]:
+    found = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ImportFrom) and node.level == 0]
+    names = imports_of(source) | {f"{node.module}.{alias.name}" for node in found for alias in node.names}
+    return {name for name in names if name.startswith("torch.") and "._" in name}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_what_is_private_in_torch_is_imported_in_one_place(path: Path) -> None:
+    assert path.name == "torch_private.py" or not private_imports(path.read_text())
+
+
+def test_the_import_rules_can_fail() -> None:
     assert forbidden("ledger", "import torch.nn") == {"torch.nn"}
+    assert private_imports("import torch._dynamo") == {"torch._dynamo"}
+    assert "torch.nn.modules.batchnorm._BatchNorm" in private_imports("from torch.nn.modules.batchnorm import _BatchNorm")
     assert forbidden("report", "from memfit.capture import capture") == {"memfit.capture"}
 
 

@@ -6,11 +6,10 @@ import math
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import DataDependentOutputException
-from torch.utils._python_dispatch import _disable_current_modes
 
 from memfit.capture.recorder import Recorder
 from memfit.errors import StepError
+from memfit.torch_private import DataDependentOutputException, without_modes
 
 aten = torch.ops.aten
 
@@ -59,7 +58,10 @@ def _kernels_refusal(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     factors = [arg for arg in args if isinstance(arg, torch.Tensor)]
     if len({factor.dtype for factor in factors}) == 1 or not all(factor.is_floating_point() for factor in factors):
         return ""
-    with _disable_current_modes():
+    real = without_modes()
+    if real is None:
+        return ""
+    with real:
         single = [torch.zeros((1,) * arg.dim(), dtype=arg.dtype) if isinstance(arg, torch.Tensor) else arg for arg in args]
         try:
             func(*single, **kwargs)

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from memfit.capture.autograd_nodes import current_node_number, node_number_of_next_op
 from memfit.capture.whereabouts import ModulePath, SourceLines
@@ -16,6 +15,7 @@ from memfit.errors import MemfitError
 from memfit.ops.draws import draws
 from memfit.ops.kernel_parts import parts_now
 from memfit.records import Call, Op, Saved, Storage
+from memfit.torch_private import TorchDispatchMode
 
 OpCall = Callable[[int, Any, tuple[Any, ...], dict[str, Any]], None]
 

@@ -12,13 +12,6 @@ from typing import TypeVar
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    FakeTensor,
-    FakeTensorMode,
-    UnsupportedOperatorException,
-)
 from torch.optim import Optimizer
 
 from memfit.batches import map_tensors, tensors_in
@@ -26,9 +19,9 @@ from memfit.capture.whereabouts import is_the_users, short_path
 from memfit.errors import CannotSimulate, MemfitError
 from memfit.restoring import attributes_restored, random_numbers_restored
 from memfit.step import Step
+from memfit.torch_private import NEEDS_VALUES, FakeTensor, FakeTensorMode
 
 Built = TypeVar("Built")
-_NEEDS_VALUES = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException)
 
 
 def fake_mode() -> FakeTensorMode:
@@ -52,7 +45,7 @@ def values_refused() -> Iterator[None]:
     """Turns torch's complaint about missing values into ours, which names the user's line."""
     try:
         yield
-    except _NEEDS_VALUES as error:
+    except NEEDS_VALUES as error:
         raise CannotSimulate(str(error.func), _users_line(error)) from error
     except (RuntimeError, TypeError, NotImplementedError) as error:
         if not _is_about_fake_tensors(error):

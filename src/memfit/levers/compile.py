@@ -9,14 +9,12 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
-from torch._dynamo import lookup_backend
-from torch._functorch import config as functorch_config
 
 from memfit.errors import MemfitError
 from memfit.levers.lever import CannotApply, trace_of
@@ -24,8 +22,10 @@ from memfit.levers.rewriting import rewritten
 from memfit.levers.undo import Undo
 from memfit.records import Ledger, Op, Option, Saved, Storage, Trace
 from memfit.step import Step
+from memfit.torch_private import compiler, compiler_settings
 
 _FUNCTORCH = {"force_non_lazy_backward_lowering": True}  # at the first backward, none of these settings would hold any more
+_DRAWING_AS_EAGER = {"fallback_random": True}  # left to itself, the compiler draws other numbers, which is another training
 _BUDGETS = (1.0, 0.5, 0.2, 0.05)  # of what the compiler would keep by itself
 
 
@@ -128,27 +128,23 @@ def _inductor(budget: float) -> Callable[..., Any]:
     """Inductor under a budget: blocks of one kind share what is compiled, but never with another budget."""
 
     def compiled(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
-        with functorch_config.patch(**_known(functorch_config, _FUNCTORCH | {"activation_memory_budget": budget})), _drawing_as_eager():
-            return lookup_backend("inductor")(graph, inputs)
+        partitioner, inductor = compiler_settings()
+        with _with(partitioner, _FUNCTORCH | {"activation_memory_budget": budget}), _with(inductor, _DRAWING_AS_EAGER):
+            return compiler()(graph, inputs)
 
     return compiled
 
 
-def _drawing_as_eager() -> AbstractContextManager[Any]:
-    """Dropout with the numbers that the plain step would draw: left to itself, the compiler draws others, which is another training."""
-    from torch._inductor import config  # takes a second, and only those wait for it who compile
-
-    patched: AbstractContextManager[Any] = config.patch(**_known(config, {"fallback_random": True}))
-    return patched
-
-
-def _known(config: Any, settings: dict[str, Any]) -> dict[str, Any]:
-    """Those of the settings that this version of torch has."""
-    return {name: value for name, value in settings.items() if hasattr(config, name)}
+def _with(config: Any, settings: dict[str, Any]) -> AbstractContextManager[Any]:
+    """Those of the settings that this torch has."""
+    known = {name: value for name, value in settings.items() if hasattr(config, name)}
+    return config.patch(**known) if known else nullcontext()
 
 
 def _compile(module: nn.Module, budget: float, undo: Undo) -> None:
-    if budget != 1.0 and not hasattr(functorch_config, "activation_memory_budget"):
+    if compiler() is None:
+        raise CannotApply(f"torch {torch.__version__} does not give its compiler under the name we know: leave out compile.")
+    if budget != 1.0 and not hasattr(compiler_settings()[0], "activation_memory_budget"):
         raise CannotApply("This version of torch has no activation_memory_budget: compile without a budget.")
     own = module.__dict__
     undo.then(own.__setitem__, "forward", own["forward"]) if "forward" in own else undo.then(own.pop, "forward", None)

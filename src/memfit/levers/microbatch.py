@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.instancenorm import _InstanceNorm
 
 from memfit.levers.divisible import is_divisible
 from memfit.levers.drawn import draws_again_in_backward, draws_of, not_replayable
@@ -18,6 +16,7 @@ from memfit.levers.rewriting import rewritten
 from memfit.levers.undo import Undo
 from memfit.records import Ledger, Option
 from memfit.step import Step
+from memfit.torch_private import batch_norms, instance_norms
 
 
 class MicroBatch:
@@ -89,8 +88,8 @@ def _refuse(step: Step) -> None:
 
 
 def _mixes_samples(module: nn.Module) -> str:
-    if isinstance(module, _InstanceNorm):
+    if isinstance(module, instance_norms()):
         return "updates its running statistics in every forward pass" if module.training and module.track_running_stats else ""
-    if isinstance(module, _BatchNorm) and (module.training or module.running_mean is None):
+    if isinstance(module, batch_norms()) and (module.training or module.running_mean is None):
         return "normalises with the statistics of the whole batch, which a micro-batch does not have"
     return ""

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch.optim import Optimizer
-from torch.optim.optimizer import _device_dtype_check_for_fused, _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from memfit.levers.eight_bit import KINDS as EIGHT_BIT_KINDS
 from memfit.levers.eight_bit import in_eight_bits, is_installed, keep_eight_bits
@@ -18,6 +17,7 @@ from memfit.levers.rewriting import rewritten
 from memfit.levers.undo import Undo
 from memfit.records import Ledger, Option, Trace
 from memfit.step import Step
+from memfit.torch_private import hooks_on_steps, why_not_fused
 
 _REWRITES = {"loop": looped, "fused": fused, "in backward": in_backward, "eight bits": in_eight_bits}
 _CAN_FUSE = ("Adam", "AdamW", "SGD", "Adagrad")
@@ -119,10 +119,8 @@ def _groups_to_fuse(step: Step) -> Iterator[dict[str, Any]]:
 
 
 def _refuse_unfusable(kind: str, parameter: torch.Tensor, state: dict[str, Any]) -> None:
-    try:
-        _device_dtype_check_for_fused(parameter, cuda_unsupported=kind == "Adagrad")
-    except RuntimeError as error:
-        raise CannotApply(f"{kind} cannot be fused here: {error}. Leave its flags as they are.") from error
+    if why := why_not_fused(parameter, cuda=kind != "Adagrad"):
+        raise CannotApply(f"{kind} cannot be fused here: {why}. Leave its flags as they are.")
     count = state.get("step")
     if isinstance(count, torch.Tensor) and count.device.type != parameter.device.type:
         raise CannotApply(
@@ -144,17 +142,11 @@ def _refuse_in_backward(step: Step) -> None:
         why = f"{strange[0]} is not known to treat each parameter alone, as {', '.join(_ALONE)} of torch do"
     elif max(holders.values()) > 1:
         why = "a parameter is held by several optimizers, and its gradient would be gone after the first"
-    elif hooked := [type(o).__name__ for o in step.optimizers if _has_hooks_on_its_step(o)]:
+    elif hooked := [type(o).__name__ for o in step.optimizers if hooks_on_steps(o)]:
         why = f"{hooked[0]} has hooks on its step, as moving averages of weights use them, which would be called for every parameter"
     else:
         return
     raise CannotApply(f"The optimizer's step cannot be taken inside backward: {why}. Let it come after backward, as it is.")
-
-
-def _has_hooks_on_its_step(optimizer: Optimizer) -> bool:
-    """Its own, or those for every optimizer; a scheduler that counts steps wraps the method itself, and does not mind."""
-    own = (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks)
-    return any((*own, _global_optimizer_pre_hooks, _global_optimizer_post_hooks))
 
 
 def _parameters(optimizer: Optimizer) -> list[torch.Tensor]:

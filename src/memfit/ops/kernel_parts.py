@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
+
+from memfit.torch_private import FakeTensor
 
 T = TypeVar("T")
 _running = threading.local()

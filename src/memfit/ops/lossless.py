@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 
 from memfit.ops.bits import packed_away, unpacked
+from memfit.torch_private import FakeTensor
 
 Unpack = Callable[[], torch.Tensor]
 _WHOLE_NUMBERS = (torch.int64, torch.int32, torch.int16)

@@ -9,19 +9,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-_VERSIONS = torch._C.DispatchKey.ADInplaceOrView  # where torch counts writes
-
-
-def detached(tensor: torch.Tensor) -> torch.Tensor:
-    """Without its place in the graph, but with the same count of writes: inside an operator, `detach` alone would begin a new one."""
-    if not torch._C._dispatch_tls_is_dispatch_key_excluded(_VERSIONS):
-        return tensor.detach()
-    torch._C._dispatch_tls_set_dispatch_key_excluded(_VERSIONS, False)
-    try:
-        return tensor.detach()
-    finally:
-        torch._C._dispatch_tls_set_dispatch_key_excluded(_VERSIONS, True)
-
 
 def read_as(tensor: torch.Tensor, conjugated: bool, negated: bool) -> torch.Tensor:
     """The same memory, read as it is, or as torch reads it after `conj` or `imag`: with a mark on the tensor instead of a copy."""

@@ -16,11 +16,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._guards import detect_fake_mode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from memfit.ops.bits import packed_away, unpacked
 from memfit.ops.draws import Drawn, NotReplayable, draws, kind_of_draw
+from memfit.torch_private import TorchDispatchMode, default_mps_generator, simulating
 
 aten = torch.ops.aten
 _FILLED_BY = {"rand_like": aten.uniform_.default, "randn_like": aten.normal_.default}
@@ -88,7 +87,7 @@ class Replay(TorchDispatchMode):
         kind = kind_of_draw(func)
         if kind == "other":
             raise NotReplayable(f"{func} draws by the values it is given, which a part of the batch has only its own of")
-        fake = detect_fake_mode(()) is not None
+        fake = simulating()
         if fake and not self.in_loss:
             return func(*args, **kwargs)
         generator = None if fake else _generator_of(args, kwargs)
@@ -165,16 +164,19 @@ def _generator_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Genera
     device = args[0].device if isinstance(args[0], torch.Tensor) else torch.device(kwargs.get("device") or "cpu")
     if device.type == "cuda":
         return torch.cuda.default_generators[device.index if device.index is not None else torch.cuda.current_device()]
-    return torch.mps._get_default_mps_generator() if device.type == "mps" else torch.default_generator
+    generator = default_mps_generator() if device.type == "mps" else torch.default_generator
+    if generator is None:
+        raise NotReplayable(f"torch {torch.__version__} does not let anyone see the state of the random numbers on MPS")
+    return generator
 
 
 def _default_states() -> dict[torch.Generator, torch.Tensor]:
     """Before anything runs: a program may fork and seed one of them before it draws. Fake tensors leave them alone."""
-    if detect_fake_mode(()) is not None:
+    if simulating():
         return {}
     generators = [torch.default_generator, *(torch.cuda.default_generators if torch.cuda.is_initialized() else ())]
-    if torch.backends.mps.is_available():
-        generators.append(torch.mps._get_default_mps_generator())
+    if torch.backends.mps.is_available() and (on_mps := default_mps_generator()) is not None:
+        generators.append(on_mps)
     return {generator: generator.get_state() for generator in generators}
 
 

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import psutil
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
+
+from memfit.torch_private import FakeTensor
 
 WAITING = 2  # tensors on their way to another place at a time: more would be memory again
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from memfit.batches import map_tensors
 from memfit.proof.shelf import Key, Shelf
+from memfit.torch_private import TorchDispatchMode
 
 # What these give does not depend on the last bits of their inputs, so that one run's draws serve the other.
 _FILLS = ("bernoulli_", "cauchy_", "exponential_", "geometric_", "log_normal_", "normal_", "random_", "uniform_")

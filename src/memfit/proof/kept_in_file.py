@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 
-from memfit.ops.remaking import Kept, detached
+from memfit.ops.remaking import Kept
 from memfit.ops.spill import Spill
 from memfit.step import Step
+from memfit.torch_private import detached
 
 _SMALLEST = 1 << 16  # bytes: less is not worth the way
 

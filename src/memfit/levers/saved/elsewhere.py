@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 
 from memfit.levers.saved.table import DISK, HOST, PhaseTable
 from memfit.ops.host import HostCopies
 from memfit.ops.spill import Spill
+from memfit.torch_private import FakeTensor
 
 
 class Elsewhere:

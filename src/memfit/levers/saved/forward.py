@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from memfit.levers.saved.elsewhere import Elsewhere
 from memfit.levers.saved.handles import Handle, put_away
@@ -18,7 +17,8 @@ from memfit.levers.saved.line import SMALL_BESIDE, is_for_autograd_only
 from memfit.levers.saved.table import BITS, DISK, DROP, HOST, STORED, TIMES, PhaseTable, Region
 from memfit.ops.draws import draws
 from memfit.ops.kernel_parts import parts_now
-from memfit.ops.remaking import Kept, Node, Part, detached, remake
+from memfit.ops.remaking import Kept, Node, Part, remake
+from memfit.torch_private import TorchDispatchMode, detached
 
 _NOT_ON_THE_LINE = ("prim", "profiler")  # as in a capture, whose numbers these are
 _STATISTICS = {  # batch norms write their running statistics without saying so; made again, they must not

@@ -9,7 +9,8 @@ import torch
 from memfit.levers.saved.elsewhere import Elsewhere
 from memfit.levers.saved.table import BITS
 from memfit.ops.lossless import packed
-from memfit.ops.remaking import Kept, Node, Part, detached, read_as, remake
+from memfit.ops.remaking import Kept, Node, Part, read_as, remake
+from memfit.torch_private import detached
 
 
 class Handle:
