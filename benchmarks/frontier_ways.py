@@ -21,6 +21,7 @@ from memfit.compiling import measured_compile
 from memfit.levers import LEVERS
 from memfit.planner.proposing import Proposer
 from memfit.planning import options_of, rows_of
+from memfit.records import PlannedLever
 from memfit.timed_ledgers import seen_with_times
 
 BUDGETS = (1.0, 0.5, 0.2, 0.05)  # of torch.compile's activation_memory_budget
@@ -80,14 +81,28 @@ def _planned_ways(
 ) -> Iterator[Way]:
     for limit in limits:
         started = time.monotonic()
-        found = proposer.propose(lambda combination, most=before + limit: most, 5.0).fitting
+        rows = _surely_inside(step, proposer, before + limit)
         seconds = time.monotonic() - started
-        if not found:
+        if rows is None:
             note(f"{family}: no exact plan is inside {limit / 2**20:.0f} MiB")
             continue
-        rows = rows_of(options_of(found[0]))
         name = " + ".join(f"{row.name}: {row.option}" for row in rows) or "nothing to do"
         yield Way(family, name, partial(_fitted, step, rows), limit, set_up_seconds=seconds)
+
+
+def _surely_inside(step: memfit.Step, proposer: Proposer, most: int) -> list[PlannedLever] | None:
+    """As `memfit.plan` does it: the fastest plan, captured once more, whose peak stays inside up to the upper end of its interval."""
+    limit = most
+    while found := proposer.propose(lambda combination, most=limit: most, 5.0).fitting:
+        rows = rows_of(options_of(found[0]))
+        if any(row.name == "compile" for row in rows):  # its peak was measured
+            return rows
+        with apply_levers(step, rows):
+            high = memfit.profile(step, simulate=True).high_bytes
+        if high <= most:
+            return rows
+        limit = min(limit, found[0].peak_bytes) - (high - most)
+    return None
 
 
 @contextmanager

@@ -82,11 +82,11 @@ def test_compiled_dropout_draws_what_the_plain_step_draws_and_by_itself_would_no
 
 @needs_a_compiler
 def test_what_does_not_compile_is_said_and_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(name: str) -> None:
-        raise ValueError(f"{name} is out of order")
+    def broken(graph: object, inputs: object) -> None:
+        raise ValueError("inductor is out of order")
 
     torch._dynamo.reset()
-    monkeypatch.setattr("memfit.levers.compile.lookup_backend", broken)
+    monkeypatch.setattr("memfit.levers.compile.compiler", lambda: broken)
     step, said = made(with_dropout), list[str]()
     before = furniture(step)
     assert not measured_compile(step, run_steps=100, progress=said.append).options(simulated(step))

@@ -40,11 +40,16 @@ def fixed_part(workspace: int, sample: Sequence[int], weight: Sequence[int], out
     >>> fixed_part(140288, (8, 16, 16, 16), (16, 16, 3, 3), (8, 16, 16, 16), 4)
     9216
     """
-    given, made = (shape[0] * _blocked(shape[1]) * math.prod(shape[2:]) * itemsize for shape in (sample, output))
+    given, made = (blocked_bytes(shape, itemsize) for shape in (sample, output))
     copies = [given + made - already * itemsize for already in (0, math.prod(sample), math.prod(output))]
     weights = _blocked(weight[0]) * _blocked(weight[1]) * math.prod(weight[2:]) * itemsize
     left = min((workspace - copied for copied in (*copies, given, made) if copied <= workspace), default=0)
     return left if left <= _COPIES_OF_WEIGHTS * weights + _SMALL_BUFFERS else 0
+
+
+def blocked_bytes(shape: Sequence[int], itemsize: int) -> int:
+    """Of oneDNN's copy of an image, its batch dimension first."""
+    return shape[0] * _blocked(shape[1]) * math.prod(shape[2:]) * itemsize
 
 
 def _blocked(channels: int) -> int:

@@ -102,6 +102,23 @@ def test_a_bent_line_is_seen_and_followed_further() -> None:
     assert straight.inside == pytest.approx(truth, rel=1e-3) and not straight.may_bend
 
 
+def test_a_copy_that_has_just_taken_over_is_known_as_one() -> None:
+    """The smaller of two calls still takes the other pass's buffers: their line would end below what a copy of the input takes."""
+
+    def taken(nbytes: int) -> Taken:
+        """The weights' gradient, 27,648 and 64 bytes here, is made only when the copy is there."""
+        copy = (nbytes - 27_648) // 2
+        return Taken(max(2_000_000, copy - 27_712), copy + 27_712)
+
+    large = convolution_backward(16, 480)
+    points = [(c, taken(c.nbytes)) for c in (convolution_backward(16, depth) for depth in (6, 12))]
+    assert points[0][1].inside == 2_000_000 < points[1][1].inside
+    found = extending.extended(large, points, large.nbytes)
+    assert found.inside == taken(large.nbytes).inside and not found.may_bend and found.unsure <= 0.021 * found.inside
+    blunted = [points[0], (points[1][0], Taken(points[1][1].inside + 100_000, points[1][1].kept))]  # no copy: nothing is known of it
+    assert extending.extended(large, blunted, large.nbytes).may_bend
+
+
 def test_a_constant_part_that_larger_calls_confirm_is_no_bend() -> None:
     large, points = convolution_backward(16, 480), partial(made_up, lambda nbytes: 3_000_000 + nbytes)
     first = extending.extended(large, points(6, 12), large.nbytes)

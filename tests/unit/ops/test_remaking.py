@@ -8,7 +8,8 @@ import weakref
 import pytest
 import torch
 
-from memfit.ops.remaking import Kept, Node, Part, detached, remake
+from memfit.ops.remaking import Kept, Node, Part, remake
+from memfit.torch_private import detached
 
 ADD, MUL, SIN = torch.ops.aten.add.Tensor, torch.ops.aten.mul.Tensor, torch.ops.aten.sin.default
 MUL_ = torch.ops.aten.mul_.Tensor

@@ -10,6 +10,7 @@ import torch
 from memfit.capture.workspaces.calls import Call
 from memfit.capture.workspaces.measured import Taken
 from memfit.capture.workspaces.shrinking import smaller_calls
+from memfit.ops.convolutions import blocked_bytes
 
 Points = Sequence[tuple[Call, Taken]]
 
@@ -21,6 +22,7 @@ _LINE_ERROR = 0.02  # of a workspace that was extended from smaller calls; most 
 _MATTERS = 0.005  # of a call's arguments and outputs: what a bend may add before it is looked for
 _STRAIGHT = 0.01  # how near a larger call is to the line of smaller ones that it confirms
 _HUNGRIEST = 2.0  # times its arguments: more than a convolution's backward was not seen to take
+_A_PAGE = 4096
 _IN_PASSES = torch.ops.aten.convolution_backward.default
 """One pass for each gradient, and the hungrier one counts. Which that is can change with the size: without AVX-512, oneDNN's buffers for
 the weights' gradient are of one size, and a copy of the input, for the other pass, outgrows them. The line then bends upwards."""
@@ -63,11 +65,14 @@ def extended(call: Call, points: Points, outputs: int, before: Points = ()) -> E
     if large.nbytes == small.nbytes:
         return Extended(much.inside * nbytes / large.nbytes, float(nbytes), much.kept * nbytes / large.nbytes)
     inside, kept = _on_line(points, nbytes), much.kept + (much.kept - little.kept) * _along(points, nbytes)
-    unsure = _LINE_ERROR * inside
     if call.func is not _IN_PASSES or _is_straight(points, before):
-        return Extended(inside, unsure, kept, points)
-    hidden = min(much.inside * _grows(call) / _grows(large), _HUNGRIEST * nbytes) - inside  # at most, if all of it grew with the call
-    return Extended(inside, max(unsure, hidden), kept, points, hidden > _MATTERS * (nbytes + outputs))
+        return Extended(inside, _LINE_ERROR * inside, kept, points)
+    made_last = _of_weights(large, much)
+    if (copied := _copy_seen(call, large, much.inside + made_last)) and much.inside > little.inside:
+        return Extended(copied - made_last, _LINE_ERROR * copied, kept, points)
+    most = (much.inside + made_last) * _grows(call) / _grows(large) - made_last  # if all of it grew with the call
+    hidden = min(most, _HUNGRIEST * nbytes) - inside
+    return Extended(inside, max(_LINE_ERROR * inside, hidden), kept, points, hidden > _MATTERS * (nbytes + outputs))
 
 
 def _along(points: Points, nbytes: int) -> float:
@@ -83,6 +88,20 @@ def _on_line(points: Points, nbytes: int) -> float:
 def _grows(call: Call) -> int:
     """Bytes of the arguments of a convolution's backward that differ between it and a smaller one: not the weights."""
     return sum(shape.nbytes for shape in call.args[:2])
+
+
+def _of_weights(call: Call, taken: Taken) -> int:
+    """Bytes of the gradients that do not grow with a call. They are made last, when what is taken inside is at its highest already."""
+    of_input = call.args[1].nbytes
+    return taken.kept - of_input if taken.kept >= of_input else taken.kept
+
+
+def _copy_seen(call: Call, smaller: Call, taken: int) -> int:
+    """Where a smaller call took just a copy of its input or of its gradient: the bytes of this call's; else 0."""
+    for shape, small in zip(call.args[:2], smaller.args[:2], strict=True):
+        if abs(blocked_bytes(small.size, small.dtype.itemsize) - taken) <= _A_PAGE:
+            return blocked_bytes(shape.size, shape.dtype.itemsize)
+    return 0
 
 
 def _is_straight(points: Points, before: Points) -> bool:
