@@ -1,12 +1,12 @@
 """Peak against time: memfit's exact plans beside what people use today, in one run: `python benchmarks/frontier.py [MODEL…] [--rounds N]`.
 
 For each model: the eager step; `torch.utils.checkpoint` on every block; `save_on_cpu`; plain micro-batching; torch.compile (aot_eager and
-inductor) under activation_memory_budget; and memfit at shares of eager's peak above the fixed part (gradients), with eager levers and,
-beside inductor, with the compile lever allowed. Peaks are torch's own memory events; times are CPU time, interleaved, the minimum of
-several, with malloc keeping its pages, since what page faults cost depends on what ran before. Eager runs twice under two names, and what
-lies between the two is the noise of the run. Where one of memfit's points seems beaten, it, its rival and eager are run as often again,
-once. Gradients are compared with eager's; wrong are those further off than three times eager's own distance from float64's. Results are
-kept by model and compilers in results/frontier.json; results/frontier.md and frontier.svg are made of them.
+inductor) under activation_memory_budget; and memfit at shares of eager's peak above the fixed part (gradients), or the lowest it reaches,
+with eager levers and, beside inductor, with the compile lever allowed. Peaks are torch's own memory events; times are CPU time,
+interleaved, the minimum of several, with malloc keeping its pages, since what page faults cost depends on what ran before. Eager runs twice
+under two names, and what lies between the two is the noise of the run. Where one of memfit's points seems beaten, it, its rival and eager
+are run as often again, once. Gradients are compared with eager's; wrong are those further off than three times eager's own distance from
+float64's. Results are kept by model and compilers in results/frontier.json; results/frontier.md and frontier.svg are made of them.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ from rich.console import Console
 from torch.profiler import ProfilerActivity, profile
 
 import memfit
+from frontier_plans import memfit_ways
 from frontier_report import dominated, table_of, write_report
-from frontier_ways import Way, memfit_ways, peers
+from frontier_ways import Way, peers
 from memfit.proof.draws import DrawsRecorded, DrawsReplayed
 from memfit.proof.shelf import Shelf
 from zoo import make_step

@@ -1,9 +1,8 @@
-"""Ways to run the same training step with less memory: what people use today, and memfit's plans."""
+"""Ways to run the same training step with less memory that people use today."""
 
 from __future__ import annotations
 
 import copy
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -14,19 +13,8 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 import memfit
-from memfit.applying import apply_levers
-from memfit.capture.speeds import speeds_here
-from memfit.captured_lever import with_captured
-from memfit.compiling import measured_compile
-from memfit.levers import LEVERS
-from memfit.planner.proposing import Proposer
-from memfit.planning import options_of, rows_of
-from memfit.records import PlannedLever
-from memfit.timed_ledgers import seen_with_times
 
 BUDGETS = (1.0, 0.5, 0.2, 0.05)  # of torch.compile's activation_memory_budget
-_MEMFIT = ("saved", "microbatch", "attention")
-_RUN_STEPS = 10_000  # over which a compiler's seconds are spread
 
 
 @dataclass
@@ -60,49 +48,6 @@ def peers(step: memfit.Step, block: str, compilers: tuple[str, ...]) -> Iterator
     for compiler in compilers:
         for budget in BUDGETS:
             yield Way(compiler, f"{compiler}, budget {budget}", _compiled(step, compiler, budget))
-
-
-def memfit_ways(step: memfit.Step, limits: list[int], note: Callable[[str], None], compiling: bool) -> Iterator[Way]:
-    """The planner's fastest exact eager plan under each limit of the peak above what is there before the step; then those with compile."""
-    ledger = seen_with_times(step)
-    assert ledger.trace is not None
-    before = sum(s.bytes for s in ledger.trace.storages if s.born < 0)
-    levers = with_captured({name: LEVERS[name] for name in _MEMFIT}, step, ledger, seen_with_times, "reordered")
-    yield from _planned_ways("memfit", step, Proposer(ledger, levers, "reordered", speeds_here()), before, limits, note)
-    if compiling:
-        levers |= {"compile": measured_compile(step, run_steps=_RUN_STEPS, progress=note)}
-        proposer = Proposer(ledger, levers, "reordered", speeds_here())
-        allowed = _planned_ways("memfit, compile allowed", step, proposer, before, limits, note)
-        yield from {way.name: way for way in allowed if way.name.startswith("compile")}.values()  # the others are the ones above
-
-
-def _planned_ways(
-    family: str, step: memfit.Step, proposer: Proposer, before: int, limits: list[int], note: Callable[[str], None]
-) -> Iterator[Way]:
-    for limit in limits:
-        started = time.monotonic()
-        rows = _surely_inside(step, proposer, before + limit)
-        seconds = time.monotonic() - started
-        if rows is None:
-            note(f"{family}: no exact plan is inside {limit / 2**20:.0f} MiB")
-            continue
-        name = " + ".join(f"{row.name}: {row.option}" for row in rows) or "nothing to do"
-        yield Way(family, name, partial(_fitted, step, rows), limit, set_up_seconds=seconds)
-
-
-def _surely_inside(step: memfit.Step, proposer: Proposer, most: int) -> list[PlannedLever] | None:
-    """As `memfit.plan` does it: the fastest plan, captured once more, whose peak stays inside up to the upper end of its interval."""
-    limit = most
-    while found := proposer.propose(lambda combination, most=limit: most, 5.0).fitting:
-        rows = rows_of(options_of(found[0]))
-        if any(row.name == "compile" for row in rows):  # its peak was measured
-            return rows
-        with apply_levers(step, rows):
-            high = memfit.profile(step, simulate=True).high_bytes
-        if high <= most:
-            return rows
-        limit = min(limit, found[0].peak_bytes) - (high - most)
-    return None
 
 
 @contextmanager
@@ -171,9 +116,3 @@ def _compiled(step: memfit.Step, compiler: str, budget: float) -> Callable[[], A
 def _backend(compiler: str, graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
     """An object of its own for every way: torch would else give one budget's code to the next."""
     return torch._dynamo.lookup_backend(compiler)(graph, inputs)
-
-
-@contextmanager
-def _fitted(step: memfit.Step, rows: Any) -> Iterator[memfit.Step]:
-    with apply_levers(step, rows):
-        yield step
