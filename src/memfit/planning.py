@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 
 from memfit.applying import apply_levers, option_of
 from memfit.capture import capture
 from memfit.capture.op_times import OpCalls
 from memfit.capture.process import warmed_up_once
-from memfit.capture.speeds import speeds_of
+from memfit.capture.speeds import speeds_of, times_slower_in_half
 from memfit.captured_lever import with_captured
 from memfit.errors import Infeasible, MemfitError
 from memfit.fingerprint import fingerprint
@@ -20,7 +21,7 @@ from memfit.levers import LEVERS, CannotApply, Lever
 from memfit.levers.architecture import ArchitectureLever
 from memfit.levers.saved import table_option
 from memfit.planner.costs import timed_share
-from memfit.planner.explaining import alternatives, infeasible, planned_levers
+from memfit.planner.explaining import alternatives, infeasible, planned_levers, without_half
 from memfit.planner.proposing import Proposal, Proposals, Proposer, peak_inside
 from memfit.profiling import profile
 from memfit.records import EXACTNESS, Ledger, Option, Plan, PlannedLever, loosest
@@ -32,6 +33,7 @@ _A_LITTLE = 1 << 20
 _NEARLY_ALL = 0.9  # of a step's seconds
 _SEARCH_SECONDS = (3.0, 1.5, 1.0, 1.0, 0.5, 0.5)  # rounds of proposing, capturing and proposing again with what the capture taught
 _LOWEST_SECONDS = 2.0
+_EMULATED, _CHEAP = 3.0, 1.5  # times slower than float32, beyond which half precision is not weighed where something so cheap does it
 _REACHABLE_SECONDS = 0.4  # for each class of exactness, once a plan is found
 
 
@@ -83,7 +85,14 @@ def planned(
     budget_bytes = parse_bytes(budget)
     if allow not in EXACTNESS:
         raise MemfitError(f"There is no exactness {allow!r}: allow one of {', '.join(EXACTNESS)}.")
-    calls, half = OpCalls(), "precision" in levers and EXACTNESS.index(allow) >= EXACTNESS.index("rounded")
+    half = "precision" in levers and EXACTNESS.index(allow) >= EXACTNESS.index("rounded")
+    if half and _is_emulated(step, device):
+        fewer = {name: lever for name, lever in levers.items() if name != "precision"}
+        with suppress(Infeasible):
+            found = planned(step, budget, allow=allow, device=device, host_budget=host_budget, levers=fewer, progress=progress, quick=quick)
+            if (found.plan.predicted_slowdown or 1.0) < _CHEAP:
+                return replace(found, plan=without_half(found.plan, times_slower_in_half()))
+    calls = OpCalls()
     plain = account(capture(step, True, device, progress, calls, half))
     host_room = host_room_of(plain, host_budget)
     if plain.process_high_bytes <= budget_bytes:
@@ -100,6 +109,12 @@ def planned(
         levers = {**levers, "architecture": ArchitectureLever(variants_of(step, device, progress))}
     progress("weighing techniques")
     return _Planning(step, budget_bytes, plain, costed, allow, device, host_room, levers, progress, started).planned(quick)
+
+
+def _is_emulated(step: Step, device: str | None) -> bool:
+    """Whether half precision runs without instructions for it: then what its operators take inside is minutes to measure, for nothing."""
+    own = next((p.device.type for model in step.models.values() for p in model.parameters()), "cpu")
+    return (device or own) == "cpu" and times_slower_in_half() > _EMULATED
 
 
 @dataclass

@@ -108,3 +108,30 @@ def test_what_is_not_allowed_is_not_captured() -> None:
     plain = seen_with_times(step)
     assert with_captured(LEVERS, step, plain, seen_with_times, "reordered")["precision"] is LEVERS["precision"]
     assert with_captured(LEVERS, step, plain, seen_with_times, "bitwise") == LEVERS
+
+
+def wide() -> Step:
+    net = nn.Sequential(*(nn.Sequential(nn.Linear(512, 512), nn.GELU()) for _ in range(8)))
+    return Step(net, lambda model, x: model(x).pow(2).mean(), torch.optim.SGD(net.parameters(), 0.1), torch.randn(4096, 512))
+
+
+@pytest.mark.parametrize(("times_slower", "weighed"), [(8.0, False), (0.5, True)])
+def test_half_precision_is_left_out_where_it_is_emulated_and_something_cheap_does_it(
+    monkeypatch: pytest.MonkeyPatch, times_slower: float, weighed: bool
+) -> None:
+    monkeypatch.setattr("memfit.planning.times_slower_in_half", lambda: times_slower)
+    step = wide()
+    plain = memfit.profile(step, simulate=True)
+    plan = memfit.plan(step, plain.process_high_bytes - plain.peak_bytes // 4, allow="rounded")
+    said = [other.rejected_because for other in plan.alternatives if other.rejected_because.startswith("not weighed")]
+    why = "not weighed: this processor takes 8 times as long for a convolution in bfloat16 as in float32"
+    assert said == ([] if weighed else [why])
+    assert ("rounded" in plan.reachable_bytes) == weighed and plan.reachable_bytes["reordered"] < plain.process_high_bytes
+
+
+def test_emulated_half_precision_is_weighed_where_nothing_else_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("memfit.planning.times_slower_in_half", lambda: 8.0)
+    step = wide()
+    plain = memfit.profile(step, simulate=True)
+    plan = memfit.plan(step, plain.process_high_bytes - plain.peak_bytes // 8, allow="rounded", levers={"precision": LEVERS["precision"]})
+    assert [lever.name for lever in plan.levers] == ["precision"]

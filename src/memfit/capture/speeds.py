@@ -44,6 +44,16 @@ def speeds_here() -> Speeds:
     return Speeds(2 * 16 * 27 * x.numel() / convolved, moved / touched, moved / written, moved / packing, fresh=fresh, measured=True)
 
 
+@functools.cache
+def times_slower_in_half() -> float:
+    """How long this machine takes for a convolution in bfloat16, against float32: below one where it has instructions for it."""
+    with torch.no_grad():
+        x, weight = torch.full((1, 64, 64, 64), 0.5), torch.full((64, 64, 3, 3), 0.5)
+        small = x.bfloat16(), weight.bfloat16()
+        fast = _seconds(lambda: torch.nn.functional.conv2d(x, weight), _computing)
+        return _seconds(lambda: torch.nn.functional.conv2d(*small), _computing) / fast
+
+
 def _ask_for_pages() -> None:
     """From the kernel, touch each, and give them back."""
     with mmap.mmap(-1, _FRESH) as memory:

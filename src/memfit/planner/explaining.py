@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from memfit.errors import Infeasible
 from memfit.planner.combining import Rewriter
 from memfit.planner.proposing import Proposal, Proposals
-from memfit.records import EXACTNESS, Alternative, Ledger, Option, PlannedLever, loosest
+from memfit.records import EXACTNESS, Alternative, Ledger, Option, Plan, PlannedLever, loosest
 from memfit.units import format_bytes
 
 _MOST_SHOWN = 5
@@ -49,6 +50,16 @@ def _why_it_lost(loser: Proposal, winner: Proposal) -> str:
     if loser.seconds > winner.seconds * _ALMOST:
         return f"slower by {100 * (loser.seconds / winner.seconds - 1):.0f} %"
     return "no faster, and changes more"
+
+
+def without_half(plan: Plan, times_slower: float) -> Plan:
+    """A plan for which half precision was not weighed, which says so; what it would reach is not known."""
+    if not plan.levers:
+        return plan
+    why = f"not weighed: this processor takes {times_slower:.0f} times as long for a convolution in bfloat16 as in float32"
+    reachable = {word: size for word, size in plan.reachable_bytes.items() if EXACTNESS.index(word) < EXACTNESS.index("rounded")}
+    missing = Alternative("precision", "bfloat16 autocast", "rounded", rejected_because=why)
+    return replace(plan, alternatives=(*plan.alternatives, missing), reachable_bytes=reachable)
 
 
 def infeasible(
