@@ -7,7 +7,7 @@ import multiprocessing
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
@@ -20,6 +20,7 @@ from memfit.units import parse_bytes
 from recipes.kit.budget import levers_in_words, proof_in_words
 
 Result = TypeVar("Result")
+_LONG = 60.0  # seconds
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,10 @@ class Measured:
 
 
 def measure(ways: Sequence[Way], rounds: int = 3, progress: Callable[[str], None] = print) -> list[Measured]:
-    """Each way's memory, then its time in so many turns, interleaved, so that a busy machine slows all alike."""
+    """Each way's memory, then its time in so many turns, interleaved, so that a busy machine slows all alike.
+
+    A step that takes a minute is not run again for its time: what disturbs it does not matter much.
+    """
     found, workers = [], {}
     for way in ways:
         progress(f"{way.name}: building and measuring")
@@ -58,7 +62,7 @@ def measure(ways: Sequence[Way], rounds: int = 3, progress: Callable[[str], None
             workers[way.name] = worker
     for turn in range(rounds):
         for result in found:
-            if result.name in workers:
+            if result.name in workers and result.wall_seconds < _LONG:
                 progress(f"{result.name}: timing, {turn + 1} of {rounds}")
                 timed = workers[result.name].ask("time")
                 result.seconds = min(result.seconds, timed.seconds)
@@ -138,9 +142,9 @@ def apart(function: Callable[..., Result], *values: Any) -> Result:
 def _memory(name: str, step: memfit.Step) -> Measured:
     """The process first, while nothing but training has been in it; optimizers have their states from the second step on."""
     with HighWaterMark() as mark:
-        for _ in range(2):
-            step.run(step.batch)
-    return Measured(name, peak_bytes=memfit.profile(step).peak_bytes, process_bytes=mark.bytes)
+        step.run(step.batch)
+        second = _time(name, step)
+    return replace(second, peak_bytes=memfit.profile(step).peak_bytes, process_bytes=mark.bytes)
 
 
 def _time(name: str, step: memfit.Step) -> Measured:
