@@ -111,8 +111,8 @@ def test_what_is_not_allowed_is_not_captured() -> None:
 
 
 def wide() -> Step:
-    net = nn.Sequential(*(nn.Sequential(nn.Linear(512, 512), nn.GELU()) for _ in range(8)))
-    return Step(net, lambda model, x: model(x).pow(2).mean(), torch.optim.SGD(net.parameters(), 0.1), torch.randn(4096, 512))
+    net = nn.Sequential(*(nn.Sequential(nn.Linear(256, 256), nn.GELU()) for _ in range(8)))
+    return Step(net, lambda model, x: model(x).pow(2).mean(), torch.optim.SGD(net.parameters(), 0.1), torch.randn(4096, 256))
 
 
 @pytest.mark.parametrize(("times_slower", "weighed"), [(8.0, False), (0.5, True)])
