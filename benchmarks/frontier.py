@@ -88,6 +88,7 @@ def measure(name: str, rounds: int, shares: tuple[float, ...], compilers: tuple[
     own_error = rounding_of(step, reference)
     ways = [way for way in ways if examine(way, reference, own_error, console)]
     ways[0].gradients += f", {own_error:.0e} from float64's"
+    keep_pages()  # not before: float64 needs many gigabytes for the autoencoder, and a heap that is never given back is in pieces by then
     rounds = max(rounds, math.ceil(_SECONDS_OF_EAGER / cpu_seconds(step)))  # short steps more often: they are noisier
     take_turns(ways, rounds)
     contested = {name for pair in dominated([way.record() for way in ways]) for name in pair}
@@ -170,7 +171,6 @@ def main() -> None:
     parser.add_argument("--compilers", nargs="*", default=["aot_eager", "inductor"])
     arguments = parser.parse_args()
     console, kept = Console(width=140), RESULTS / "frontier.json"
-    keep_pages()
     results = json.loads(kept.read_text()) if kept.exists() else {}
     for name in arguments.models:
         console.print(f"[bold]{name}")
