@@ -20,7 +20,7 @@ from memfit.units import parse_bytes
 from recipes.kit.budget import levers_in_words, proof_in_words
 
 Result = TypeVar("Result")
-_LONG = 60.0  # seconds
+_LONG = 180.0  # seconds
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Measured:
 def measure(ways: Sequence[Way], rounds: int = 3, progress: Callable[[str], None] = print) -> list[Measured]:
     """Each way's memory, then its time in so many turns, interleaved, so that a busy machine slows all alike.
 
-    A step that takes a minute is not run again for its time: what disturbs it does not matter much.
+    A step that takes three minutes is not run again for its time: what disturbs it does not matter much.
     """
     found, workers = [], {}
     for way in ways:

@@ -95,10 +95,10 @@ def instance_norms() -> tuple[type[nn.Module], ...]:
 
 
 def hooks_on_steps(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether anything hangs on this optimizer's step, or on every optimizer's."""
+    """Whether anything hangs on this optimizer's step, or on every optimizer's; what cannot be seen may be there."""
     own = (getattr(optimizer, f"_optimizer_step_{when}_hooks", None) for when in ("pre", "post"))
     everyones = (_found("torch.optim.optimizer", f"_global_optimizer_{when}_hooks") for when in ("pre", "post"))
-    return any((*own, *everyones))
+    return any(hooks is None or hooks for hooks in (*own, *everyones))
 
 
 def why_not_fused(parameter: torch.Tensor, *, cuda: bool) -> str:
