@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 TORCH := torch==2.13.0$(if $(filter Linux,$(shell uname -s)),+cpu)
 TORCH_INDEX := https://download.pytorch.org/whl/cpu
 
-.PHONY: help demo test lint bench-accuracy bench-frontier bench-planning bench-simulation workspaces recipes clean
+.PHONY: help demo test lint bench-accuracy bench-allocator bench-frontier bench-planning bench-simulation workspaces recipes clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -41,6 +41,9 @@ bench-accuracy: $(VENV)/everything  ## predicted against measured memory, for 17
 bench-frontier: $(VENV)/everything  ## peak against time: memfit beside checkpointing, compiling and offloading (an hour)
 	$(PIP) install -q -c constraints.txt -e ".[bench]"
 	$(BIN)/python benchmarks/frontier.py
+
+bench-allocator: $(VENV)/everything  ## what the process holds beside its tensors, and what giving it back costs (half an hour)
+	$(BIN)/python benchmarks/allocator.py
 
 bench-simulation: $(VENV)/everything  ## the time a simulation takes, against torch's own memory tracker
 	$(BIN)/python benchmarks/simulation_speed.py

@@ -8,17 +8,20 @@ from dataclasses import replace
 from functools import partial
 from itertools import groupby
 
+import torch
+
 from memfit.applying import apply_levers
+from memfit.capture.process import memory_left
 from memfit.capture.unwatched import Unwatched, run_unwatched
 from memfit.errors import MemfitError
 from memfit.fingerprint import fingerprint
 from memfit.levers.compile import CompileLever
 from memfit.profiling import profile
 from memfit.proof import verify
-from memfit.records import Option, Plan, PlannedLever
+from memfit.records import Ledger, Option, Plan, PlannedLever
 from memfit.step import Step
 from memfit.torch_private import compiler_failures
-from memfit.units import format_seconds
+from memfit.units import format_bytes, format_seconds
 
 
 def measured_compile(step: Step, *, run_steps: int, progress: Callable[[str], None] = lambda words: None) -> CompileLever:
@@ -29,12 +32,27 @@ def measured_compile(step: Step, *, run_steps: int, progress: Callable[[str], No
     """
     if run_steps < 1:
         raise MemfitError(f"A training of {run_steps} steps has nothing to compile for: give the number of steps it will have.")
-    candidates = CompileLever().candidates(profile(step, simulate=True, progress=progress))
+    ledger = profile(step, simulate=True, progress=progress)
+    candidates = CompileLever().candidates(ledger)
     if not candidates:
         return CompileLever([])
+    _refuse_without_room(ledger)
     tried = partial(_tried, step, run_unwatched(step, progress), run_steps, progress)
-    families = groupby(candidates, lambda option: option.settings["modules"])
-    return CompileLever([option for _, family in families for option in while_it_helps(family, tried)])
+    found: list[Option] = []
+    for _, family in groupby(candidates, lambda option: option.settings["modules"]):
+        whole = list(while_it_helps(family, tried))
+        found += [*whole, *(part for option in whole[:1] for part in while_it_helps(CompileLever().in_parts(option, ledger), tried))]
+    return CompileLever(found)
+
+
+def _refuse_without_room(plain: Ledger) -> None:
+    """What is compiled is measured beside the plain step, and nobody knows its memory before."""
+    room = memory_left()
+    if plain.device == "cpu" and plain.process_high_bytes > room:
+        raise MemfitError(
+            f"What compiling gives is measured beside the plain step, which may take up to {format_bytes(plain.process_high_bytes)}, and "
+            f"this machine has {format_bytes(room)} for it. Leave out compile, or measure it where the plain step fits."
+        )
 
 
 def while_it_helps(family: Iterable[Option], tried: Callable[[Option], Option | None]) -> Iterator[Option]:
@@ -57,6 +75,7 @@ def _tried(step: Step, plain: Unwatched, run_steps: int, progress: Callable[[str
     """The option with what was measured; None where it does not compile, or is not the same training."""
     row = PlannedLever(option.lever, option.name, option.exactness, settings=option.settings)
     progress(f"compiling {option.name}")
+    torch.compiler.reset()  # what was compiled for another batch size would make this one's sizes variable
     try:
         with apply_levers(step, [row]):
             found = run_unwatched(step)

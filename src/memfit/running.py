@@ -14,6 +14,7 @@ import torch
 from torch.optim import Optimizer
 
 from memfit.errors import MemfitError
+from memfit.records import Process, Trace
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,7 @@ class Running:
     steps_in_backward: list[Optimizer] = field(default_factory=list)  # their step happens as gradients come
     before_update: list[Callable[[torch.Tensor], object]] = field(default_factory=list)  # of a parameter, inside backward: called with it
     after_step: list[Callable[[], object]] = field(default_factory=list)  # called when a whole step is done
+    beside: Callable[[Trace, Process], Process] | None = None  # what is predicted beside the tensors, where a lever sees to it
 
     def parts(self, phase: str, batch: Any) -> list[Part]:
         """The parts of a batch, one after the other."""

@@ -27,6 +27,16 @@ def resident_bytes() -> int:
     return int(psutil.Process().memory_info().rss)
 
 
+def memory_left() -> int:
+    """What this process may grow to: the machine's free memory and what it holds already, or its cgroup's limit."""
+    room = resident_bytes() + int(psutil.virtual_memory().available)
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+    except OSError:
+        return room
+    return min(room, int(limit)) if limit.isdigit() else room
+
+
 def base_bytes(step: Step) -> int:
     """What the process holds beside the step's own tensors: interpreter and libraries."""
     give_back_free_memory()
@@ -78,8 +88,9 @@ def predicted_process(trace: Trace, step: Step, base: int) -> Process:
         slack, host = _reserved_slack(allocations), base + _WARM_UP + workers.bytes
         unsure = _CUDA_CONTEXT_UNSURE
         return Process(_CUDA_CONTEXT, slack.low - unsure, slack.likely, slack.high + unsure, host_bytes=host)
-    slack = heap_slack(allocations)
-    return Process(base + _WARM_UP, slack.low - _WARM_UP_UNSURE, slack.likely, slack.high + _WARM_UP_UNSURE, **workers.of_process())
+    slack, unsure = heap_slack(allocations), _WARM_UP_UNSURE
+    process = Process(base + _WARM_UP, slack.low - unsure, slack.likely, slack.high + unsure, **workers.of_process())
+    return step.running.beside(trace, process) if step.running.beside else process
 
 
 def warmed_up_once(later: Ledger, first: Ledger) -> Ledger:

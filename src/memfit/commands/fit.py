@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import click
@@ -20,6 +21,7 @@ from memfit.report.terminal import print_verdict
 from memfit.units import parse_bytes
 
 if TYPE_CHECKING:
+    from memfit.levers import Lever
     from memfit.trial import Trial
 
 
@@ -29,8 +31,14 @@ if TYPE_CHECKING:
 @click.option("--host-budget", metavar="BYTES", help="What it may take of the host's memory, where the device has memory of its own.")
 @click.option("--allow", default="reordered", show_default=True, metavar="CLASS", help=f"The loosest exactness: {', '.join(EXACTNESS)}.")
 @click.option("--steps", default=20, show_default=True, type=click.IntRange(min=1), help="How many fitted steps are really run.")
+@click.option(
+    "--compile-for",
+    metavar="STEPS",
+    type=click.IntRange(min=1),
+    help="Also try torch.compile, its seconds spread over so many steps; the plain step is run for it, at full size.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the record as JSON.")
-def fit_command(target: str, budget: str, host_budget: str | None, allow: str, steps: int, as_json: bool) -> None:
+def fit_command(target: str, budget: str, host_budget: str | None, allow: str, steps: int, compile_for: int | None, as_json: bool) -> None:
     """Profile, plan, verify and apply, then run fitted steps: exit 0 if they stay inside the budget, 1 if it cannot be done.
 
     TARGET is path/to/file.py:function or package.module:function; the function returns a memfit.Step.
@@ -42,7 +50,8 @@ def fit_command(target: str, budget: str, host_budget: str | None, allow: str, s
         progress("building the step")
         step = load_step(target, simulate=False)
         with step_errors():
-            fitted = memfit.fit(step, budget_bytes, allow=allow, host_budget=host_budget, progress=progress)
+            levers = _levers(step, compile_for, progress)
+            fitted = memfit.fit(step, budget_bytes, allow=allow, host_budget=host_budget, levers=levers, progress=progress)
             trial = try_out(fitted, steps, progress)
     if as_json:
         click.echo(json.dumps(trial.to_dict()))
@@ -50,6 +59,15 @@ def fit_command(target: str, budget: str, host_budget: str | None, allow: str, s
         print_trial(trial, Screen())
     if trial.measured.process_bytes > budget_bytes:
         raise click.exceptions.Exit(Infeasible.exit_code)
+
+
+def _levers(step: memfit.Step, compile_for: int | None, progress: Callable[[str], None]) -> Mapping[str, Lever]:
+    from memfit.compiling import measured_compile
+    from memfit.levers import LEVERS
+
+    if compile_for is None:
+        return LEVERS
+    return LEVERS | {"compile": measured_compile(step, run_steps=compile_for, progress=progress)}
 
 
 def print_trial(trial: Trial, screen: Console) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,10 +10,13 @@ from typing import Any
 import torch
 
 from memfit.ledger.timeline import live_bytes
+from memfit.levers.allocator_holes import SECONDS_OF_A_CALL, HolesGivenBack, with_few_holes
+from memfit.levers.glibc import of_glibc
 from memfit.levers.lever import CannotApply, trace_of
 from memfit.levers.rewriting import rewritten
 from memfit.levers.undo import Undo
 from memfit.records import Ledger, Option, Process, Trace
+from memfit.running import Running
 from memfit.step import Step
 from memfit.units import format_bytes
 
@@ -23,13 +24,15 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 _SETTLED = {_M_MMAP_THRESHOLD: 32 * 2**20, _M_TRIM_THRESHOLD: 64 * 2**20}  # where glibc's own moving thresholds end in training
 _IN_CHILDREN = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")
 _LIKELY_HOLES, _MOST_HOLES = 0.8, 1.8  # of small blocks: replays through malloc gave 0.6 to 1.3 with what sharing a heap adds
+_HOLES = 1 / 16  # of what is in use, that are left
+_GIVEN_BACK = 2  # times what malloc would keep otherwise, in every step
 _LEFT_BY_TRIMMING = 0.6  # of the likely slack: measured, 0 to 0.63
 _CUDA_SETTINGS = ("expandable_segments:True", "max_split_size_mb:128")
 _CUDA_VARIABLE = "PYTORCH_CUDA_ALLOC_CONF"
 
 
 class AllocatorLever:
-    """The same tensors, and less beside them: freed memory goes back to the system at once, or after each step."""
+    """The same tensors, and less beside them: freed memory goes back to the system, at once, where holes grow, or after each step."""
 
     name = "allocator"
     exactness = "bitwise"
@@ -43,7 +46,9 @@ class AllocatorLever:
     def rewrite(self, ledger: Ledger, option: Option) -> Ledger:
         """The peak stays; the slack becomes what small blocks leave. For GPUs nothing is promised: nothing was measured on one."""
         trace = trace_of(ledger)
-        if "threshold" in option.settings:
+        if "holes" in option.settings:
+            trace = _with_few_holes(trace, option.settings["holes"])
+        elif "threshold" in option.settings:
             trace = _pinned(trace, option.settings["threshold"])
         elif "trim" in option.settings:
             slack = int(_LEFT_BY_TRIMMING * max(0, trace.process.slack_bytes))
@@ -56,6 +61,8 @@ class AllocatorLever:
         if "cuda" in option.settings:
             _refuse_cuda_in_use(option.settings["cuda"])
             _set_variable(undo, _CUDA_VARIABLE, ",".join(filter(None, (os.environ.get(_CUDA_VARIABLE), option.settings["cuda"]))))
+        elif "holes" in option.settings:
+            _give_holes_back(step.running, option.settings["holes"], undo)
         elif "threshold" in option.settings:
             _pin(undo, option.settings["threshold"])
         else:
@@ -67,6 +74,8 @@ class AllocatorLever:
 
 def _options(ledger: Ledger) -> Iterator[Option]:
     if ledger.device == "cpu":
+        name = f"holes of more than {_HOLES:.0%} given back"
+        yield Option("allocator", name, "bitwise", {"holes": _HOLES}, "malloc keeps what tensors free, in pieces that may not fit")
         for threshold in (2**20, 2**17):
             name = f"{format_bytes(threshold)} and more given back at once"
             yield Option("allocator", name, "bitwise", {"threshold": threshold}, "freed memory stays with the process otherwise")
@@ -76,6 +85,14 @@ def _options(ledger: Ledger) -> Iterator[Option]:
             yield Option("allocator", setting, "bitwise", {"cuda": setting}, "untested: no such device was here")
     elif ledger.device == "mps":
         yield Option("allocator", "cache emptied after each step", "bitwise", {"mps": True}, "untested: no such device was here")
+
+
+def _with_few_holes(trace: Trace, share: float) -> Trace:
+    process, seconds = with_few_holes(trace, trace.process, share), trace.step_seconds
+    if seconds is not None:
+        given_back = _GIVEN_BACK * (trace.process.slack_bytes - process.slack_bytes)
+        seconds += given_back / trace.fresh_bytes_a_second + len(trace.calls) * SECONDS_OF_A_CALL
+    return replace(trace, process=process, step_seconds=seconds)
 
 
 def _pinned(trace: Trace, threshold: int) -> Trace:
@@ -101,9 +118,17 @@ def _with_holes(process: Process, holes: int) -> Process:
     )
 
 
+def _give_holes_back(running: Running, share: float, undo: Undo) -> None:
+    around = HolesGivenBack(share).around_loss
+    running.around_loss.append(around)
+    undo.then(running.around_loss.remove, around)
+    running.beside = lambda trace, process: with_few_holes(trace, process, share)
+    undo.then(setattr, running, "beside", None)
+
+
 def _pin(undo: Undo, threshold: int) -> None:
     """glibc moves its thresholds by itself until one is set, and never again after: undoing sets what they had grown to."""
-    mallopt = _of_glibc("mallopt")
+    mallopt = of_glibc("mallopt")
     for which, settled in _SETTLED.items():
         undo.then(mallopt, which, settled)
         mallopt(which, threshold)
@@ -112,19 +137,8 @@ def _pin(undo: Undo, threshold: int) -> None:
 
 
 def _malloc_trim() -> Any:
-    trim = _of_glibc("malloc_trim")
+    trim = of_glibc("malloc_trim")
     return lambda: trim(0)
-
-
-def _of_glibc(name: str) -> Any:
-    found = getattr(ctypes.CDLL(None), name, None) if sys.platform == "linux" else None
-    other = [part for part in ("jemalloc", "tcmalloc", "mimalloc") if part in os.environ.get("LD_PRELOAD", "")]
-    if found is None or other:
-        whose = other[0] if other else "this system's malloc"
-        raise CannotApply(
-            f"{whose} is in use, and {name} is glibc's own: set the allocator up by its own variables, or leave this lever out."
-        )
-    return found
 
 
 def _refuse_cuda_in_use(setting: str) -> None:

@@ -18,6 +18,7 @@ from torch import nn
 
 from memfit.errors import MemfitError
 from memfit.levers.lever import CannotApply, trace_of
+from memfit.levers.microbatch import MicroBatch
 from memfit.levers.rewriting import rewritten
 from memfit.levers.undo import Undo
 from memfit.records import Ledger, Op, Option, Saved, Storage, Trace
@@ -27,6 +28,7 @@ from memfit.torch_private import compiler, compiler_settings
 _FUNCTORCH = {"force_non_lazy_backward_lowering": True}  # at the first backward, none of these settings would hold any more
 _DRAWING_AS_EAGER = {"fallback_random": True}  # left to itself, the compiler draws other numbers, which is another training
 _BUDGETS = (1.0, 0.5, 0.2, 0.05)  # of what the compiler would keep by itself
+_PARTS = (2, 4)  # of a batch, in which an option is tried as well
 
 
 class CompileLever:
@@ -45,6 +47,13 @@ class CompileLever:
     def candidates(self, ledger: Ledger) -> Sequence[Option]:
         """What could be tried: the whole models or their repeated blocks, with and without a budget for what is kept for backward."""
         return tuple(_options(trace_of(ledger))) if compiler_found(ledger.device) else ()
+
+    def in_parts(self, option: Option, ledger: Ledger) -> Iterator[Option]:
+        """A candidate with the batch in micro-batches, where these draw nothing: no compiled code runs while draws are replayed."""
+        for split in MicroBatch().options(ledger):
+            exact = split.exactness == "reordered" and not split.settings["draws"]
+            if exact and -(-ledger.batch_size // split.settings["size"]) in _PARTS:
+                yield replace(option, name=f"{option.name}, {split.name}", settings=option.settings | {"split": split.settings})
 
     def options(self, ledger: Ledger) -> Sequence[Option]:
         """Those that were measured and proven; `memfit.compiling.measured_compile` does both."""
@@ -69,6 +78,8 @@ class CompileLever:
         if missing := [path for path in option.settings["modules"] if path not in named]:
             raise CannotApply(f"The model has no module {missing[0]!r} to compile: profile the step again, and choose from its options.")
         undo = Undo()
+        if split := option.settings.get("split"):
+            undo.then(MicroBatch().apply(step, Option("microbatch", "", option.exactness, split)))
         for path in option.settings["modules"]:
             _compile(named[path], option.settings["budget"], undo)
         return undo

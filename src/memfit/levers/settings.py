@@ -25,6 +25,11 @@ def _read_draws(settings: Mapping[str, Any]) -> None:
         drawn_from(told)
 
 
+def _read_split(settings: Mapping[str, Any]) -> None:
+    if damage := damage_in("microbatch", settings["split"]) if "split" in settings else "":
+        raise ValueError(f"of its micro-batches {damage}")
+
+
 def _read_draws_of_calls(settings: Mapping[str, Any]) -> None:
     for calls in settings["draws"].values():
         for told in calls:
@@ -35,6 +40,7 @@ _READERS: dict[str, Callable[[Mapping[str, Any]], object]] = {
     "saved": tables_of,
     "microbatch": _read_draws,
     "chunk": _read_draws_of_calls,
+    "compile": _read_split,
 }
 
 

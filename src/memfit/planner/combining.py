@@ -10,7 +10,7 @@ from typing import Protocol
 from memfit.records import EXACTNESS, Ledger, Option
 
 ORDER = ("architecture", "attention", "outer_product", "precision", "loader", "allocator", "optimizer", "chunk", "microbatch", "compile")
-_FEW = {"allocator": 1, "loader": 2, "attention": 2, "outer_product": 1, "optimizer": 2, "precision": 1}  # options weighed of each
+_FEW = {"allocator": 2, "loader": 2, "attention": 2, "outer_product": 1, "optimizer": 2, "precision": 1}  # options weighed of each
 _MOST = 60  # combinations: beyond, later ones are as good as never the fastest
 
 

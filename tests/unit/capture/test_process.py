@@ -17,7 +17,7 @@ from memfit import Step
 from memfit.capture.allocations import Allocations
 from memfit.capture.heap import heap_slack
 from memfit.capture.loaders import loader_workers
-from memfit.capture.process import HighWaterMark, base_bytes, resident_bytes
+from memfit.capture.process import HighWaterMark, base_bytes, memory_left, resident_bytes
 from small_steps import convolutional_3d, dense
 
 GLIBC = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="replays through glibc's malloc")
@@ -32,6 +32,14 @@ def test_the_high_water_mark_sees_memory_that_came_and_went() -> None:
         torch.ones(64 * MIB // 4).sum()
     assert busy.bytes - quiet.bytes > 60 * MIB
     assert abs(quiet.bytes - before) < 32 * MIB
+
+
+def test_the_room_of_a_process_is_the_machines_or_its_cgroups(monkeypatch: pytest.MonkeyPatch) -> None:
+    room = memory_left()
+    assert resident_bytes() < room <= psutil.virtual_memory().total + resident_bytes()
+    for limit, expected in (("max\n", room), (f"{64 * MIB}\n", 64 * MIB)):
+        monkeypatch.setattr("memfit.capture.process.Path.read_text", lambda path, limit=limit: limit)
+        assert abs(memory_left() - expected) < 256 * MIB  # other programs come and go
 
 
 def test_the_base_leaves_out_the_steps_own_tensors() -> None:

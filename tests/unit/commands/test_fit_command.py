@@ -87,3 +87,29 @@ def test_a_mistake_is_one_message_and_exit_2(arguments: list[str], words: str, c
     assert run(["fit", *arguments]) == 2
     err = capfd.readouterr().err
     assert words in err and "Traceback" not in err and "memfit failed" not in err
+
+
+def test_compiling_is_measured_only_where_the_plain_step_has_room(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("memfit.compiling.memory_left", lambda: 2**20)
+    monkeypatch.setattr("memfit.levers.compile.compiler_found", lambda device: True)
+    assert run(["fit", "train.py:build", "--budget", "16GiB", "--compile-for", "1000"]) == 2
+    err = capfd.readouterr().err
+    assert "What compiling gives is measured beside the plain step, which may take up to" in err
+    assert "this machine has 1.00 MiB for it. Leave out compile, or measure it where the plain step fits." in err
+
+
+def test_what_was_measured_of_compiling_is_among_the_levers(monkeypatch: pytest.MonkeyPatch) -> None:
+    from memfit.levers.compile import CompileLever
+
+    measured, asked = CompileLever(), list[object]()
+    monkeypatch.setattr("memfit.compiling.measured_compile", lambda step, run_steps, progress: asked.append(run_steps) or measured)
+
+    def fit(step: object, budget: object, *, levers: dict[str, object], **options: object) -> None:
+        asked.append(levers["compile"])
+        raise memfit.MemfitError("enough")
+
+    monkeypatch.setattr(memfit, "fit", fit)
+    assert run(["fit", "train.py:build", "--budget", "16GiB", "--compile-for", "1000"]) == 2
+    assert asked == [1000, measured]

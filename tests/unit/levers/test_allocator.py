@@ -15,11 +15,13 @@ from torch import nn
 from lever_law import differences, furniture, made, simulated, state_after
 from memfit import Ledger, Step
 from memfit.levers import LEVERS, CannotApply
+from memfit.levers.allocator_holes import HolesGivenBack
 from memfit.records import Option, Process
 
 LEVER = LEVERS["allocator"]
 MIB = 2**20
 PINNED = Option("allocator", "1 MiB and more given back at once", "bitwise", {"threshold": MIB})
+HOLES = Option("allocator", "holes given back", "bitwise", {"holes": 1 / 16})
 TRIMMED = Option("allocator", "trimmed after each step", "bitwise", {"trim": True})
 linux = pytest.mark.skipif(sys.platform != "linux", reason="glibc's own calls")
 
@@ -86,6 +88,106 @@ def test_the_law() -> None:
     assert before[0] == predicted[0] == after[0]
     assert abs(predicted[3] - after[3]) < 0.02 * after[1]
     assert predicted[2] <= after[3] <= predicted[4] < before[4]
+
+
+SCATTERED = """
+import ctypes, json, psutil
+from memfit.levers.allocator_holes import HolesGivenBack
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
+def filled(size):
+    block = libc.malloc(size); ctypes.memset(block, 1, size); return block
+libc.free(filled(24 << 20))
+given_back = HolesGivenBack(1 / 16)
+before = psutil.Process().memory_info().rss
+blocks = [filled(4 << 20) for _ in range(80)]
+{looked_at_the_most}
+for block in blocks[1::2]: libc.free(block)
+given_back.look()
+print(json.dumps((psutil.Process().memory_info().rss - before) >> 20))
+"""
+
+
+@linux
+def test_holes_are_given_back_beyond_what_was_once_in_use() -> None:
+    """80 blocks of 4 MiB, every second one free again: 160 MiB that nobody uses, in pieces."""
+    assert in_a_fresh_process(SCATTERED.format(looked_at_the_most="")) < 180
+    assert in_a_fresh_process(SCATTERED.format(looked_at_the_most="given_back.look()")) > 300  # all of it was needed once: pages cost
+
+
+@linux
+def test_holes_the_law_and_the_same_training() -> None:
+    step = made(wide)
+    before, plain = furniture(step), simulated(step)
+    predicted = LEVER.rewrite(plain, HOLES)
+    with LEVER.apply(step, HOLES):
+        after, changed = simulated(step), state_after(step)
+    assert furniture(step) == before
+    assert differences(state_after(made(wide)), changed) == []
+    assert predicted.peak_bytes == after.peak_bytes == plain.peak_bytes
+    assert abs(predicted.process.slack_high_bytes - after.process.slack_high_bytes) < MIB
+    assert predicted.process_high_bytes <= plain.process_high_bytes
+
+
+class Seen(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"out": self.inner(x)}
+
+
+@linux
+def test_holes_are_looked_for_at_each_call_and_where_its_gradient_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = list[int]()
+    monkeypatch.setattr(HolesGivenBack, "look", lambda self, *_: looks.append(1))
+    net = Seen()
+    step = Step(net, lambda m, x: m(x)["out"].mean(), torch.optim.SGD(net.parameters(), 0.1), torch.ones(2, 8))
+    with LEVER.apply(step, HOLES):
+        step.run(step.batch)
+        assert len(looks) == 2 * 2 + 1 + 2  # before and after both calls, after the loss, both calls again in backward
+        del looks[:]
+        net(step.batch)
+        assert not looks  # nothing stays on modules outside the loss
+
+
+@linux
+def test_after_an_exception_no_look_is_left() -> None:
+    step = Step(net := nn.Linear(2, 2), lambda m, x: m(x).mean() + 1 / 0, torch.optim.SGD(net.parameters(), 0.1), torch.ones(1, 2))
+    with LEVER.apply(step, HOLES), pytest.raises(ZeroDivisionError):
+        step.run(step.batch)
+    assert not torch.nn.modules.module._global_forward_hooks and not torch.nn.modules.module._global_forward_pre_hooks
+
+
+HELD = """
+import json, memfit
+from memfit.capture.process import HighWaterMark
+from unit.levers.test_allocator import *
+step = made(scattering)
+ledger = simulated(step)
+predicted = LEVER.rewrite(ledger, HOLES)
+{change}
+with HighWaterMark() as mark:
+    for _ in range(8):
+        step.run(step.batch)
+print(json.dumps([mark.bytes, predicted.process_high_bytes, ledger.process_high_bytes]))
+"""
+
+
+def scattering() -> Step:
+    """Blocks of many sizes, kept in another order than they are freed."""
+    layers = (nn.TransformerEncoderLayer(192, 4, 8 * width, 0.1, batch_first=True) for width in (48, 80, 112, 144, 176, 208))
+    net = nn.Sequential(*layers)
+    return Step(net, lambda m, x: m(x).pow(2).mean(), torch.optim.AdamW(net.parameters()), torch.randn(16, 160, 192))
+
+
+@linux
+def test_with_holes_given_back_a_process_stays_inside_what_is_promised() -> None:
+    plain, promised, unsure = in_a_fresh_process(HELD.format(change=""))
+    held, _, _ = in_a_fresh_process(HELD.format(change="undo = LEVER.apply(step, HOLES)"))
+    assert held <= promised < unsure
+    assert promised < plain  # it would not have stayed there by itself
 
 
 def test_trimming_keeps_the_upper_end() -> None:

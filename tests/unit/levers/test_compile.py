@@ -12,6 +12,7 @@ from lever_law import furniture, made, simulated, state_after
 from memfit import MemfitError, Step
 from memfit.levers import CannotApply
 from memfit.levers.compile import CompileLever, compile_seconds, compiler_found
+from memfit.levers.settings import damage_in
 from memfit.records import Option
 from small_steps import transformer
 
@@ -95,3 +96,44 @@ def test_a_module_that_is_not_there_is_refused() -> None:
     with pytest.raises(CannotApply, match=r"no module 'layers\.7' to compile"):
         LEVER.apply(step, Option("compile", "", "reordered", {"modules": ["0", "layers.7"], "budget": 1.0}))
     assert furniture(step) == before
+
+
+def test_in_parts_where_no_draw_has_to_be_replayed() -> None:
+    def dropped() -> Step:
+        step = blocks()
+        step.model.append(nn.Dropout(0.5))  # type: ignore[union-attr]
+        return step
+
+    def normed() -> Step:
+        step = blocks()
+        step.model.append(nn.BatchNorm1d(16))  # type: ignore[union-attr]
+        return step
+
+    named = {make.__name__: [o.name for o in LEVER.in_parts(WHOLE, simulated(made(make)))] for make in (blocks, dropped, normed)}
+    assert named == {
+        "blocks": ["the whole model, 2 micro-batches of 4", "the whole model, 4 micro-batches of 2"],
+        "dropped": [],  # under the mode that replays draws, compiled code would not run
+        "normed": [],
+    }
+
+
+@pytest.mark.skipif(not compiler_found("cpu"), reason="no compiler here")
+def test_compiled_parts_give_the_whole_batchs_gradient_and_undo_both() -> None:
+    torch._dynamo.reset()
+    step = made(blocks)
+    before = furniture(step)
+    (halves, _quarters) = LEVER.in_parts(WHOLE, simulated(step))
+    with LEVER.apply(step, halves):
+        assert step.running.split is not None
+        changed, plain = state_after(step), state_after(made(blocks))
+        assert compile_seconds(step) > 0
+    for name, value in plain.items():
+        torch.testing.assert_close(changed[name], value, rtol=1e-4, atol=1e-6)
+    assert furniture(step) == before and step.running.split is None
+
+
+def test_damaged_settings_of_parts_are_told() -> None:
+    (halves, _quarters) = LEVER.in_parts(WHOLE, simulated(made(blocks)))
+    assert damage_in("compile", halves.settings) == ""
+    halves.settings["split"].pop("size")
+    assert "of its micro-batches 'size' is missing" in damage_in("compile", halves.settings)

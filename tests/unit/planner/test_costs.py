@@ -73,4 +73,4 @@ def test_memory_given_back_at_once_has_its_price() -> None:
     ledger = replace(ledger, step_seconds=9.0, process_high_bytes=1 << 41, process=process,
                      trace=replace(ledger.trace, step_seconds=9.0, storages=large, process=process))  # fmt: skip
     found = list(combinations(ledger, {"allocator": LEVERS["allocator"]}, "bitwise"))
-    assert [c.beside > 0 for c in found] == [False, True]
+    assert [c.beside > 0 for c in found] == [False, True, True]  # as it is, holes given back, thresholds pinned
