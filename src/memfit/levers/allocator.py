@@ -25,7 +25,6 @@ _SETTLED = {_M_MMAP_THRESHOLD: 32 * 2**20, _M_TRIM_THRESHOLD: 64 * 2**20}  # whe
 _IN_CHILDREN = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")
 _LIKELY_HOLES, _MOST_HOLES = 0.8, 1.8  # of small blocks: replays through malloc gave 0.6 to 1.3 with what sharing a heap adds
 _HOLES = 1 / 16  # of what is in use, that are left
-_GIVEN_BACK = 2  # times what malloc would keep otherwise, in every step
 _LEFT_BY_TRIMMING = 0.6  # of the likely slack: measured, 0 to 0.63
 _CUDA_SETTINGS = ("expandable_segments:True", "max_split_size_mb:128")
 _CUDA_VARIABLE = "PYTORCH_CUDA_ALLOC_CONF"
@@ -90,7 +89,7 @@ def _options(ledger: Ledger) -> Iterator[Option]:
 def _with_few_holes(trace: Trace, share: float) -> Trace:
     process, seconds = with_few_holes(trace, trace.process, share), trace.step_seconds
     if seconds is not None:
-        given_back = _GIVEN_BACK * (trace.process.slack_bytes - process.slack_bytes)
+        given_back = trace.process.slack_high_bytes - process.slack_high_bytes  # in every step: a guess on the safe side
         seconds += given_back / trace.fresh_bytes_a_second + len(trace.calls) * SECONDS_OF_A_CALL
     return replace(trace, process=process, step_seconds=seconds)
 
