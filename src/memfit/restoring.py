@@ -19,20 +19,34 @@ _CONTAINERS = (dict, OrderedDict, list, set)  # these can be refilled; a library
 
 @contextmanager
 def attributes_restored(step: Step) -> Iterator[None]:
-    """Whatever is set, added or removed on a module inside is as it was afterwards; so are the lists, dicts and sets it held.
+    """Whatever is set, added or removed on a module inside is as it was afterwards; so are the lists, dicts and sets in its attributes.
 
     Caches, counters, buffers made on the way.
     """
-    modules = [module for model in step.models.values() for module in model.modules()]
-    before = [(module.__dict__, dict(module.__dict__)) for module in modules]
-    contents = [(held, _copy(held)) for _, attributes in before for held in attributes.values() if type(held) in _CONTAINERS]
+    contents = [(held, _copy(held)) for held in containers_of(step) if type(held) in _CONTAINERS]
     try:
         yield
     finally:
         for held, copy in contents:
             _refill(held, copy)
-        for attributes, copy in before:
-            _refill(attributes, copy)
+
+
+def containers_of(step: Step) -> list[Any]:
+    """Modules' attributes, and the dicts, lists, sets and tuples in them, each once, the outer ones last."""
+    found: dict[int, Any] = {}
+    waiting: list[Any] = [module.__dict__ for model in step.models.values() for module in model.modules()]
+    while waiting:
+        held = waiting.pop()
+        if id(held) not in found and (type(held) in _CONTAINERS or type(held) is tuple):
+            found[id(held)] = held
+            waiting.extend(held.values() if isinstance(held, dict) else held)
+    return list(reversed(found.values()))
+
+
+def held_tensors(step: Step) -> list[torch.Tensor]:
+    """Every tensor in modules' attributes, in containers too; parameters and buffers among them."""
+    values = (value for held in containers_of(step) for value in (held.values() if isinstance(held, dict) else held))
+    return [value for value in values if isinstance(value, torch.Tensor)]
 
 
 def _copy(held: Any) -> Any:

@@ -15,7 +15,7 @@ import torch
 
 from memfit.batches import tensors_in
 from memfit.errors import StepError
-from memfit.restoring import attributes_restored, random_numbers_restored
+from memfit.restoring import attributes_restored, held_tensors, random_numbers_restored
 from memfit.step import Step
 from memfit.step_faults import value_faults
 
@@ -52,7 +52,7 @@ def rolled_back(step: Step) -> Iterator[None]:
 
 
 def _storages(step: Step) -> list[torch.UntypedStorage]:
-    tensors: list[Any] = [t for model in step.models.values() for t in (*model.parameters(), *model.buffers())]
+    tensors: list[Any] = [t for t in held_tensors(step) if t.layout is torch.strided and t.device.type != "meta"]
     tensors += [t for o in step.optimizers for state in o.state.values() for _, t in tensors_in(dict(state))]
     tensors += [t for o in step.optimizers for group in o.param_groups for t in group.values() if isinstance(t, torch.Tensor)]
     tensors += [t for _, t in tensors_in(step.batch)]

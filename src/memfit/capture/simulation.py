@@ -8,16 +8,18 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
 from memfit.batches import map_tensors, tensors_in
+from memfit.capture.caches import no_fakes_cached
+from memfit.capture.known_numbers import KnownNumbers
 from memfit.capture.whereabouts import is_the_users, short_path
 from memfit.errors import CannotSimulate, MemfitError
-from memfit.restoring import attributes_restored, random_numbers_restored
+from memfit.restoring import attributes_restored, containers_of, random_numbers_restored
 from memfit.step import Step
 from memfit.torch_private import NEEDS_VALUES, FakeTensor, FakeTensorMode
 
@@ -64,6 +66,13 @@ def _is_about_fake_tensors(error: Exception) -> bool:
 
 
 @contextmanager
+def _as_before(step: Step) -> Iterator[None]:
+    """What a step changes beside the tensors that stand in for its own."""
+    with no_fakes_cached(), random_numbers_restored(), attributes_restored(step):
+        yield
+
+
+@contextmanager
 def simulated(step: Step) -> Iterator[Step]:
     """The step on fake tensors: the same modules and optimizers, whose tensors are exchanged until the block ends."""
     mode = _mode_of(step) or fake_mode()
@@ -78,9 +87,8 @@ def simulated(step: Step) -> Iterator[Step]:
         return faked[id(tensor)]
 
     refuse_parameter_hooks(step)
-    with random_numbers_restored(), attributes_restored(step), ExitStack() as undo, mode, values_refused(), _no_complaints():
-        for model in step.models.values():
-            _exchange_module_tensors(model, fake)
+    with _as_before(step), ExitStack() as undo, mode, KnownNumbers(), values_refused(), _no_complaints():
+        _exchange_module_tensors(step, fake)
         for optimizer in step.optimizers:
             _exchange_optimizer_tensors(optimizer, fake, undo)
         yield replace(step, batch=map_tensors(fake, step.batch), loader=None)
@@ -109,13 +117,20 @@ def _fake(mode: FakeTensorMode, tensor: torch.Tensor, value: float | None) -> to
     return nn.Parameter(made, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else made
 
 
-def _exchange_module_tensors(model: nn.Module, fake: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    """Parameters, buffers, and tensors in plain attributes, alone or in a list (an LSTM keeps its weights in one as well)."""
-    for module in model.modules():
-        for held in (module._parameters, module._buffers, module.__dict__):
-            for name, value in list(held.items()):
-                if isinstance(value, torch.Tensor) or (isinstance(value, list) and any(isinstance(v, torch.Tensor) for v in value)):
-                    held[name] = map_tensors(fake, value)
+def _exchange_module_tensors(step: Step, fake: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Parameters, buffers, and tensors in plain attributes, alone or in containers: in place, since modules may share one."""
+    for held in containers_of(step):
+        places = list(held.items()) if isinstance(held, dict) else list(enumerate(held)) if isinstance(held, list) else []
+        for place, value in places:
+            if isinstance(value, torch.Tensor) or type(value) is tuple:
+                held[place] = _exchanged(value, fake)
+
+
+def _exchanged(value: Any, fake: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """A tensor, or a tuple of them; what is in a tuple and can be changed in place is so by itself."""
+    if isinstance(value, torch.Tensor):
+        return fake(value)
+    return tuple(_exchanged(entry, fake) for entry in value) if type(value) is tuple else value
 
 
 def refuse_parameter_hooks(step: Step) -> None:
@@ -140,7 +155,7 @@ def _exchange_optimizer_tensors(optimizer: Optimizer, fake: Callable[[torch.Tens
 def built_without_memory(build: Callable[[], Built]) -> Built:
     """What a factory makes, without memory for it; one that cannot do without values while it builds is built for real."""
     try:
-        with fake_mode(), _no_complaints():
+        with no_fakes_cached(), fake_mode(), _no_complaints():
             return build()
     except MemfitError:
         raise

@@ -63,11 +63,12 @@ class Attention:
 
     def apply(self, step: Step, option: Option) -> Undo:
         """Every module that has an adapter attends in the new way."""
-        rows = option.settings["rows"]
-        attend = in_chunks_of(rows) if rows else fused_attention
         undo = Undo()
-        calling = _calling_sdpa(step, option, undo)
-        adapted = [name for name, module in modules_of(step) if _adapt(module, attend, id(module) in calling, undo)]
+        try:
+            adapted = _adapted(step, option, undo)
+        except BaseException:
+            undo()
+            raise
         left = [path for path in option.settings["modules"] if not any(_is_in(path, name) for name in adapted)]
         if left or not adapted:
             undo()
@@ -78,6 +79,14 @@ class Attention:
                 "torch.nn.functional.scaled_dot_product_attention in it."
             )
         return undo
+
+
+def _adapted(step: Step, option: Option, undo: Undo) -> list[str]:
+    """The modules that attend in the new way now."""
+    rows = option.settings["rows"]
+    attend = in_chunks_of(rows) if rows else fused_attention
+    calling = _calling_sdpa(step, option, undo)
+    return [name for name, module in modules_of(step) if _adapt(module, attend, id(module) in calling, undo)]
 
 
 def _calling_sdpa(step: Step, option: Option, undo: Undo) -> set[int]:

@@ -145,10 +145,15 @@ def eager_transformers(module: Any) -> bool:
 def use_sdpa(module: Any, undo: Undo) -> None:
     """Its attention goes through scaled_dot_product_attention."""
     configs = {id(m.config): m.config for m in module.modules() if hasattr(m, "config") and hasattr(m.config, "_attn_implementation")}
-    before = [(config, config._attn_implementation) for config in configs.values()]
-    module.set_attn_implementation("sdpa")
-    for config, implementation in before:
-        undo.then(setattr, config, "_attn_implementation_internal", implementation)
+    for config in configs.values():
+        undo.then(setattr, config, "_attn_implementation_internal", config._attn_implementation)
+    try:
+        module.set_attn_implementation("sdpa")
+    except (ImportError, ValueError) as error:
+        raise CannotApply(
+            f"attention cannot join {type(module).__name__}, because transformers gives it no scaled_dot_product_attention: "
+            f"{str(error).splitlines()[0]} Leave out this lever, or describe the module with memfit.levers.attention.describe_attention."
+        ) from error
 
 
 def may_call_sdpa(model: nn.Module) -> list[nn.Module]:

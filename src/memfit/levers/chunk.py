@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from memfit.chunking import Chunking, chunking_by
-from memfit.levers.chunk_line import Region, chunk_line, regions
+from memfit.levers.chunk_line import chunk_line, regions
 from memfit.levers.divisible import is_divisible
 from memfit.levers.drawn import drawn_from, draws_again_in_backward, draws_of, not_replayable
 from memfit.levers.lever import CannotApply, trace_of
@@ -66,17 +66,12 @@ class _Around:
         return chunking_by(Chunking(settings["size"], settings["batch"], self._draws.get(loss, ()), settings["again"]))
 
 
-def _inside(trace: Trace, region: Region) -> Trace:
-    return Trace(trace.ops[region.first : region.last + 1], trace.storages, (), (), (), trace.process, True, trace.device, trace.batch_size)
-
-
 def _draws(trace: Trace) -> tuple[dict[str, list[Any]], str]:
     """For each loss the draws of its calls, in order, and why they cannot be replayed, if so."""
     found: dict[str, list[Any]] = {}
     why = ""
     for region in regions(trace):
-        inside = _inside(trace, region)
-        loss = inside.ops[0].loss
-        found.setdefault(loss, []).append(draws_of(inside).get(loss, []))
+        loss = trace.ops[region.first].loss
+        found.setdefault(loss, []).append(draws_of(trace, region.first, region.last).get(loss, []))
         why = why or not_replayable(trace, region.first, region.last)
     return found, why

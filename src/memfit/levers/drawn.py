@@ -16,19 +16,21 @@ def draw_kind(op: Op) -> str:
     return "" if operator is None else kind_of_draw(operator)
 
 
-def draws_of(trace: Trace) -> dict[str, list[list[Any]]]:
-    """For each loss that draws, its draws in order: [op, shape, order of the dimensions in memory]."""
+def draws_of(trace: Trace, first: int = 0, last: int | None = None) -> dict[str, list[list[Any]]]:
+    """For each loss, its draws in ops `first` to `last`: [op, shape, order of dimensions in memory, whether rows of a sample follow]."""
     found: dict[str, list[list[Any]]] = {}
-    for op in trace.ops:
+    rows = SampleRows(trace)
+    for now in range(first, len(trace.ops) if last is None else last + 1):
+        op = trace.ops[now]
         if op.phase == "forward" and op.outputs and draw_kind(op):
             drawn = trace.storages[op.outputs[-1]]
-            found.setdefault(op.loss, []).append([op.name, list(drawn.shape), list(order_of(drawn.strides))])
+            found.setdefault(op.loss, []).append([op.name, list(drawn.shape), list(order_of(drawn.strides)), rows.follow(now)])
     return found
 
 
 def drawn_from(settings: list[list[Any]]) -> list[Drawn]:
     """What `draws_of` wrote, read back."""
-    return [Drawn(op, tuple(shape), tuple(order)) for op, shape, order in settings]
+    return [Drawn(op, tuple(shape), tuple(order), follow) for op, shape, order, follow in settings]
 
 
 def draws_again_in_backward(trace: Trace) -> bool:

@@ -27,10 +27,20 @@ class SampleRows:
         self._trace = trace
 
     def alternate(self, now: int) -> bool:
-        """Whether the rows that op `now` draws for may take turns between samples, as they do where time comes before the batch."""
+        """Whether op `now` draws for rows of samples which may take turns, as they do where time comes before the batch."""
+        return has_rows_alone(self._drawn_at(now), self._trace.batch_size) and not self.follow(now)
+
+    def follow(self, now: int) -> bool:
+        """Whether a sample's rows, if it is for rows that op `now` draws, come one after the other.
+
+        Where another dimension is as long as the batch, only a part of the batch shows which of the two holds the samples.
+        """
+        count = rows_of_a_sample(self._drawn_at(now), self._trace.batch_size)
         drawn = self._trace.ops[now].outputs[-1]
-        count = rows_of_a_sample(_as_in_memory(self._trace.storages[drawn]), self._trace.batch_size)
-        return bool(count) and any(self._may_alternate(met, count) for met in self._drawn_for(now, drawn))
+        return not count or not any(self._may_alternate(met, count) for met in self._drawn_for(now, drawn))
+
+    def _drawn_at(self, now: int) -> list[int]:
+        return _as_in_memory(self._trace.storages[self._trace.ops[now].outputs[-1]])
 
     @cached_property
     def _growing(self) -> frozenset[int]:
@@ -72,14 +82,22 @@ class SampleRows:
 
 
 def rows_of_a_sample(shape: Sequence[int], batch: int) -> int:
-    """How many rows each sample has in a tensor without a dimension for samples alone; 0 where there is one.
+    """How many rows each sample has, if a dimension holds rows of samples.
 
-    >>> rows_of_a_sample((28, 6), 4), rows_of_a_sample((7, 4, 8), 4)
+    >>> rows_of_a_sample((28, 6), 4), rows_of_a_sample((4, 6), 4)
     (7, 0)
     """
-    if batch in shape and (len(shape) > 2 or shape[0] == batch or shape[0] % batch):
-        return 0
     return next((length // batch for length in shape if length > batch and length % batch == 0), 0)
+
+
+def has_rows_alone(shape: Sequence[int], batch: int) -> bool:
+    """Whether there is a dimension for rows of samples, and none that is for samples alone.
+
+    >>> has_rows_alone((28, 6), 4), has_rows_alone((7, 4, 8), 4)
+    (True, False)
+    """
+    alone = batch in shape and (len(shape) > 2 or shape[0] == batch or shape[0] % batch)
+    return not alone and rows_of_a_sample(shape, batch) > 0
 
 
 def _as_in_memory(storage: Storage) -> list[int]:

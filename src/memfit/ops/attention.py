@@ -122,6 +122,7 @@ def _in_parts(
     device = query.device.type
     if torch.is_autocast_enabled(device):
         query, key, value = (t.to(torch.get_autocast_dtype(device)) for t in (query, key, value))
+    key, value = (t.expand(*query.shape[:-2], *t.shape[-2:]) for t in (key, value))  # heads may share theirs
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     keep = _drawn(query, key, dropout) if dropout else None
     with torch.autocast(device, enabled=False):

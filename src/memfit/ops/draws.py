@@ -58,11 +58,15 @@ def draws(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 @dataclass(frozen=True)
 class Drawn:
-    """What a step draws for the whole batch in one call; `order` lists the dimensions from outermost to innermost in memory."""
+    """What a step draws for the whole batch in one call; `order` lists the dimensions from outermost to innermost in memory.
+
+    `rows_follow`: where a sample has several rows, they come one after the other, and samples do not take turns.
+    """
 
     op: str
     shape: tuple[int, ...]
     order: tuple[int, ...] = ()
+    rows_follow: bool = True
 
     def enlarged(self, shape: Sequence[int], part: int, batch: int, total: int) -> tuple[tuple[int, ...], int | None] | None:
         """For a call of `shape` on `part` samples: what all `total` samples draw, and the dimension that holds them (None: shared by all).
@@ -85,6 +89,8 @@ class Drawn:
         if len(scaled) != 1 or shape[scaled[0]] % part:
             return None
         (dim,) = scaled
+        if self.shape[dim] != batch and not self.rows_follow:
+            return None
         return (*shape[:dim], shape[dim] // part * total, *shape[dim + 1 :]), dim
 
     def room(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -160,7 +160,7 @@ class Proposer:
         draws = combination.options[-1].settings["draws"] if combination.repeats > 1 else {}
         if not draws or combination.whole.trace is None:
             return 0.0
-        values = sum(float(prod(shape)) for told in draws.values() for _, shape, _ in told)
+        values = sum(float(prod(shape)) for told in draws.values() for _, shape, *_ in told)
         watched = combination.repeats * sum(op.phase == "forward" for op in combination.whole.trace.ops)
         return 2 * values / self.speeds.bits + watched * SECONDS_OF_A_LOOK
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import pytest
@@ -266,3 +267,93 @@ def test_an_operator_without_a_simulated_form_is_refused() -> None:
     with pytest.raises(CannotSimulate, match="no fake impl registered"):
         memfit.profile(step, simulate=True)
     assert memfit.profile(step).peak_bytes > 0
+
+
+class Head(nn.Module):
+    def __init__(self, heads: list[torch.Tensor]) -> None:
+        super().__init__()
+        self.heads, self.inner = heads, nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.heads[0] = self.inner(x)
+        return x
+
+
+class SharingAList(nn.Module):
+    """As networks with deep supervision: an inner module leaves its result in a list, the outer one finds it there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads = [torch.rand(1)]
+        self.head = Head(self.heads)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([self.head(x), self.heads[0]], 1)
+
+
+def test_modules_that_share_a_list_share_it_in_a_simulation() -> None:
+    net = SharingAList()
+    step = step_of(net, torch.ones(2, 16), lambda m, x: m(x).reshape(2, 32).pow(2).mean())
+    predicted = memfit.profile(step, simulate=True)
+    assert predicted.low_bytes <= memfit.profile(step).peak_bytes <= predicted.high_bytes
+    assert net.heads is net.head.heads and len(net.heads[0]) == 1
+
+
+class Averaging(nn.Module):
+    """Tensors that are no buffers, alone and in containers, moved by every forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.mean = nn.Linear(16, 16), torch.zeros(16)
+        self.named, self.listed, self.fixed = {"deep": [torch.zeros(16)]}, [torch.zeros(16)], (torch.zeros(16),)
+
+    @property
+    def moved(self) -> list[torch.Tensor]:
+        return [self.mean, self.named["deep"][0], self.listed[0], self.fixed[0]]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.inner(x)
+        with torch.no_grad():
+            for tensor in self.moved:
+                tensor.mul_(0.9).add_(y.mean(0))
+            self.named["deep"].append(y.mean(0))
+        return y - self.mean
+
+
+@BOTH
+def test_tensors_in_attributes_and_containers_are_put_back(simulate: bool) -> None:
+    net = Averaging()
+    before = net.moved
+    memfit.profile(step_of(net, torch.randn(2, 16)), simulate=simulate)
+    assert all(now is then and not now.any() for now, then in zip(net.moved, before, strict=True))
+    assert len(net.named["deep"]) == 1
+
+
+@lru_cache(maxsize=8)
+def remembered(size: int) -> torch.Tensor:
+    return torch.ones(size)
+
+
+@lru_cache(maxsize=8)
+def unrelated(size: int) -> list[int]:
+    return [size]
+
+
+def test_no_fake_tensor_stays_in_a_cache_of_the_process() -> None:
+    remembered.cache_clear()
+    step = step_of(nn.Linear(16, 16), torch.ones(2, 16), lambda m, x: (m(x) * remembered(unrelated(16)[0])).pow(2).mean())
+    memfit.profile(step, simulate=True)
+    assert unrelated.cache_info().currsize == 1  # what holds no tensors is left alone
+    assert type(remembered(16)) is torch.Tensor
+    assert torch.isfinite(step.run(step.batch)[""])
+
+
+def test_a_short_list_of_numbers_can_be_read_in_a_simulation() -> None:
+    """As losses of MONAI list the dimensions they sum over."""
+
+    def over(numbers: Callable[[torch.Tensor], torch.Tensor]) -> Step:
+        return step_of(nn.Linear(16, 16), torch.ones(2, 16), lambda m, x: m(x).sum(dim=numbers(x).tolist()).mean())
+
+    memfit.profile(over(lambda x: torch.arange(1, len(x.shape))), simulate=True)
+    with pytest.raises(CannotSimulate):  # these are not the program's own
+        memfit.profile(over(lambda x: x[0, :1].long()), simulate=True)

@@ -215,3 +215,30 @@ def test_a_block_that_keeps_its_map_is_left_alone() -> None:
     step = monai(save_attn=True)
     with pytest.raises(CannotApply, match="no adapter for '1'"):
         LEVER.apply(step, LEVER.options(memfit.profile(step, simulate=True))[0])
+
+
+class OnlyEager(nn.Module):
+    """A model of transformers whose attention has no fused form, and says so."""
+
+    class Config:
+        _attn_implementation = _attn_implementation_internal = "eager"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.config, self.inner = self.Config(), nn.Linear(32, 32)
+
+    def set_attn_implementation(self, implementation: str) -> None:
+        self.config._attn_implementation = implementation
+        raise ValueError(f"OnlyEager does not support {implementation} yet.\nPlease open an issue.")
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(self.inner(x) @ x.transpose(1, 2), -1) @ x  # type: ignore[no-any-return]
+
+
+def test_a_model_without_fused_attention_is_refused_and_left_as_it_was() -> None:
+    step = step_of(OnlyEager())
+    option = LEVER.options(memfit.profile(step, simulate=True))[0]
+    with pytest.raises(CannotApply, match=r"attention cannot join OnlyEager.*OnlyEager does not support sdpa yet\. Leave out this lever"):
+        LEVER.apply(step, option)
+    assert step.model.config._attn_implementation_internal == "eager"  # type: ignore[union-attr]
+    assert "forward" not in step.model.__dict__  # type: ignore[union-attr]

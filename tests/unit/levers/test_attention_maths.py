@@ -95,3 +95,14 @@ def test_chunks_inside_a_checkpoint() -> None:
     inside = checkpoint(lambda *given: attention_in_chunks(*given, rows=4), q, k, v, use_reentrant=False)
     for a, b in zip(torch.autograd.grad(inside.sum(), (q, k, v)), torch.autograd.grad(plain.sum(), (q, k, v)), strict=True):
         assert torch.equal(a, b)
+
+
+def test_heads_may_share_keys_and_values() -> None:
+    q = torch.randn(8, 4, 20, 6, dtype=torch.float64, requires_grad=True)
+    k, v = (torch.randn(8, 1, 20, 6, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    outcomes = []
+    for attend in (F.scaled_dot_product_attention, lambda q, k, v: attention_in_chunks(q, k, v, rows=16)):
+        out = attend(q, k, v)
+        outcomes.append((out, *torch.autograd.grad(out.pow(2).sum(), (q, k, v))))
+    for ours, torchs in zip(*outcomes, strict=True):
+        torch.testing.assert_close(ours, torchs)
