@@ -75,15 +75,19 @@ def _options(ledger: Ledger) -> Iterator[Option]:
     if ledger.device == "cpu":
         name = f"holes of more than {_HOLES:.0%} given back"
         yield Option("allocator", name, "bitwise", {"holes": _HOLES}, "malloc keeps what tensors free, in pieces that may not fit")
-        for threshold in (2**20, 2**17):
-            name = f"{format_bytes(threshold)} and more given back at once"
-            yield Option("allocator", name, "bitwise", {"threshold": threshold}, "freed memory stays with the process otherwise")
+        yield _pinned_at(2**20)
         yield Option("allocator", "trimmed after each step", "bitwise", {"trim": True}, "holes of one step are not carried into the next")
+        yield _pinned_at(2**17)
     elif ledger.device == "cuda":
         for setting in _CUDA_SETTINGS:
             yield Option("allocator", setting, "bitwise", {"cuda": setting}, "untested: no such device was here")
     elif ledger.device == "mps":
         yield Option("allocator", "cache emptied after each step", "bitwise", {"mps": True}, "untested: no such device was here")
+
+
+def _pinned_at(threshold: int) -> Option:
+    name = f"{format_bytes(threshold)} and more given back at once"
+    return Option("allocator", name, "bitwise", {"threshold": threshold}, "freed memory stays with the process otherwise")
 
 
 def _with_few_holes(trace: Trace, share: float) -> Trace:
