@@ -29,8 +29,8 @@ def draws_of(trace: Trace, first: int = 0, last: int | None = None) -> dict[str,
 
 
 def drawn_from(settings: list[list[Any]]) -> list[Drawn]:
-    """What `draws_of` wrote, read back."""
-    return [Drawn(op, tuple(shape), tuple(order), follow) for op, shape, order, follow in settings]
+    """What `draws_of` wrote, read back; earlier plans do not say whether rows follow."""
+    return [Drawn(op, tuple(shape), tuple(order), *follow) for op, shape, order, *follow in settings]
 
 
 def draws_again_in_backward(trace: Trace) -> bool:
