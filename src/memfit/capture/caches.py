@@ -29,8 +29,9 @@ def no_fakes_cached() -> Iterator[None]:
 
 @functools.lru_cache(maxsize=1)
 def _remembering(modules: int) -> list[Any]:
-    """All such functions; looked for again when modules were imported, since that takes a while."""
-    return [it for it in gc.get_objects() if type(it) is functools._lru_cache_wrapper]
+    """All such functions but torch's own; looked for again when modules were imported, since that takes a while."""
+    found = (it for it in gc.get_objects() if type(it) is functools._lru_cache_wrapper)
+    return [it for it in found if not str(getattr(it, "__module__", "")).startswith("torch.")]
 
 
 def _holds_fakes(cached: Any) -> bool:
