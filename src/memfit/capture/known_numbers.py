@@ -20,15 +20,23 @@ class KnownNumbers(TorchFunctionMode):
         self._known: dict[int, tuple[weakref.ref[torch.Tensor], Any]] = {}
 
     def __torch_function__(self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        if func is torch.Tensor.item and (number := self._numbers_of(args[0])) is not None:
-            return number
+        numbers = self._numbers_of(args[0]) if args else None
+        if func is torch.Tensor.item and numbers is not None:
+            return numbers
         out = func(*args, **(kwargs or {}))
-        if func is torch.arange and all(isinstance(arg, int) and abs(arg) <= _SHORT for arg in args) and not out.is_floating_point():
-            self._remember(out, list(range(*args)))
-        elif func is torch.Tensor.unbind and (numbers := self._numbers_of(args[0])) is not None:
+        if func is torch.arange and not out.is_floating_point():
+            self._remember_range(out, args, kwargs or {})
+        elif func is torch.Tensor.unbind and numbers is not None:
             for entry, number in zip(out, numbers, strict=True):
                 self._remember(entry, number)
+        elif numbers is not None and getattr(func, "__name__", "").endswith("_"):  # written to, or we do not know
+            del self._known[id(args[0])]
         return out
+
+    def _remember_range(self, out: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        whole = args and all(isinstance(arg, int) and abs(arg) <= _SHORT for arg in args)
+        if whole and not {"start", "end", "step", "out"} & kwargs.keys():
+            self._remember(out, list(range(*args)))
 
     def _remember(self, tensor: torch.Tensor, numbers: Any) -> None:
         self._known[id(tensor)] = weakref.ref(tensor), numbers

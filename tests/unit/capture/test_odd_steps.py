@@ -355,5 +355,11 @@ def test_a_short_list_of_numbers_can_be_read_in_a_simulation() -> None:
         return step_of(nn.Linear(16, 16), torch.ones(2, 16), lambda m, x: m(x).sum(dim=numbers(x).tolist()).mean())
 
     memfit.profile(over(lambda x: torch.arange(1, len(x.shape))), simulate=True)
-    with pytest.raises(CannotSimulate):  # these are not the program's own
-        memfit.profile(over(lambda x: x[0, :1].long()), simulate=True)
+    for unknown in (
+        lambda x: x[0, :1].long(),  # not the program's own
+        lambda x: torch.arange(1).add_(1),  # written to since
+        lambda x: torch.arange(0, 2, step=2),
+        lambda x: torch.arange(end=1),
+    ):
+        with pytest.raises(CannotSimulate):
+            memfit.profile(over(unknown), simulate=True)
