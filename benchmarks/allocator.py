@@ -60,7 +60,7 @@ def held(row: str, number: int | None) -> tuple[str, Held]:
 def cells(row: str) -> Iterator[tuple[tuple[str, ...], bool]]:
     """A line for each option, and whether the process stayed inside."""
     plain: Held | None = None
-    for number in (None, 0, 1):  # the others are not for plans: 128 KiB costs more than 1 MiB, and trimming promises nothing
+    for number in (None, 0, 1):  # the others are not weighed in plans
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
             name, found = pool.submit(held, row, number).result()
         plain = plain or found
