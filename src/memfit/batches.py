@@ -32,39 +32,32 @@ def map_tensors(change: Callable[[torch.Tensor], torch.Tensor], batch: Any, othe
     """
     if isinstance(batch, torch.Tensor):
         return change(batch)
-    return _with_each(lambda value: map_tensors(change, value, otherwise), batch) if _is_nest(batch) else otherwise(batch)
+    return with_each(lambda value, _: map_tensors(change, value, otherwise), batch, "") if _is_nest(batch) else otherwise(batch)
 
 
-def map_samples(rows: Callable[[torch.Tensor], torch.Tensor], entries: Callable[[Any], Any], batch: Any, total: int) -> Any:
-    """The same nest with `rows` of each tensor that has one for each of `total` samples, and `entries` of each list of other values.
-
-    >>> map_samples(lambda t: t[:1], lambda names: names[:1], {"x": torch.tensor([1, 2]), "names": ["a", "b"], "size": [3, 4, 5]}, 2)
-    {'x': tensor([1]), 'names': ['a'], 'size': [3, 4, 5]}
-    """
-    if isinstance(batch, torch.Tensor):
-        return rows(batch) if batch.dim() and batch.shape[0] == total else batch
-    if _is_plain_list(batch) and len(batch) == total and next(tensors_in(batch), None) is None:
-        return entries(batch)
-    return _with_each(lambda value: map_samples(rows, entries, value, total), batch)
+def with_each(change: Callable[[Any, str], Any], batch: Any, path: str) -> Any:
+    """A nest with each of its values changed, given with the words that lead to it; anything else as it is."""
+    if isinstance(batch, Mapping):
+        changed = {key: change(value, f"{path}[{key!r}]") for key, value in batch.items()}
+        return changed if type(batch) is dict else _like(batch, changed)
+    if not isinstance(batch, (list, tuple)):
+        return batch
+    values = (change(value, f"{path}[{position}]") for position, value in enumerate(batch))
+    return type(batch)(values) if is_plain_list(batch) else type(batch)(*values)
 
 
-def _is_nest(batch: Any) -> bool:
-    return isinstance(batch, (Mapping, list, tuple))
-
-
-def _is_plain_list(batch: Any) -> bool:
+def is_plain_list(batch: Any) -> bool:
     """Fields with names belong to one thing, not to one sample each."""
     return isinstance(batch, (list, tuple)) and not hasattr(batch, "_fields")
 
 
-def _with_each(change: Callable[[Any], Any], batch: Any) -> Any:
-    """A nest with each of its values changed; anything else as it is."""
-    if isinstance(batch, Mapping):
-        changed = {key: change(value) for key, value in batch.items()}
-        return changed if type(batch) is dict else _like(batch, changed)
-    if _is_plain_list(batch):
-        return type(batch)(change(value) for value in batch)
-    return type(batch)(*map(change, batch)) if isinstance(batch, tuple) else batch
+def is_list_of_dicts(batch: Any) -> bool:
+    """Of the same keys, as one for each sample: a pair of inputs and targets has others."""
+    return is_plain_list(batch) and bool(batch) and all(isinstance(entry, Mapping) and entry.keys() == batch[0].keys() for entry in batch)
+
+
+def _is_nest(batch: Any) -> bool:
+    return isinstance(batch, (Mapping, list, tuple))
 
 
 def _like(batch: Mapping[Any, Any], changed: dict[Any, Any]) -> Any:
@@ -76,9 +69,28 @@ def _like(batch: Mapping[Any, Any], changed: dict[Any, Any]) -> Any:
 
 
 def batch_size(batch: Any) -> int:
-    """The number of samples: the length of the batch's first tensor that has one.
+    """The number of samples: the length of the batch's first tensor that has one and is not in a list of dicts, as detection's targets are.
+
+    Where all tensors are in such lists, the first list's entries are the samples, unless their tensors all have one length.
 
     >>> batch_size({"x": torch.zeros(4, 2), "step": torch.tensor(7)})
     4
+    >>> batch_size([{"image": torch.zeros(3, 9, 9), "boxes": torch.zeros(boxes, 4)} for boxes in (2, 5)])
+    2
     """
-    return next((t.shape[0] for _, t in tensors_in(batch) if t.dim() > 0), 0)
+    listed: list[Any] = []
+    first = next((t.shape[0] for t in _outside_lists_of_dicts(batch, listed) if t.dim() > 0), None)
+    if first is not None or not listed:
+        return first or 0
+    lengths = {t.shape[0] for _, t in tensors_in(listed[0]) if t.dim() > 0}
+    return lengths.pop() if len(lengths) == 1 else len(listed[0])
+
+
+def _outside_lists_of_dicts(batch: Any, listed: list[Any]) -> Iterator[torch.Tensor]:
+    if isinstance(batch, torch.Tensor):
+        yield batch
+    elif is_list_of_dicts(batch):
+        listed.append(batch)
+    elif _is_nest(batch):
+        for value in batch.values() if isinstance(batch, Mapping) else batch:
+            yield from _outside_lists_of_dicts(value, listed)

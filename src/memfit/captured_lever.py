@@ -30,7 +30,7 @@ class CapturedLever:
         self._lever, self._step, self._plain, self._seen = lever, step, plain, seen
         self.name, self.exactness, self.needs, self.excludes = lever.name, lever.exactness, lever.needs, lever.excludes
         self._found: dict[str, Ledger] = {}
-        self._dearer: dict[str, float] = {}  # than on paper
+        self._ratios: dict[str, float] = {}  # of captured to weighed seconds
 
     def options(self, ledger: Ledger) -> Sequence[Option]:
         """At most one."""
@@ -45,7 +45,7 @@ class CapturedLever:
         """As captured for the plain step; on paper where another lever came first, with seconds in the measure of the captured ones."""
         if ledger.trace is self._plain.trace and option.name in self._found:
             return self._found[option.name]
-        return _scaled(self._lever.rewrite(ledger, option), self._dearer.get(option.name, 1.0))
+        return _scaled(self._lever.rewrite(ledger, option), self._dearer(option))
 
     def apply(self, step: Step, option: Option) -> Undo:
         """The lever's own."""
@@ -54,12 +54,17 @@ class CapturedLever:
     def _capture(self, option: Option) -> None:
         try:
             with self._lever.apply(self._step, option):
-                found = self._found[option.name] = self._seen(self._step)
+                self._found[option.name] = self._seen(self._step)
         except CannotApply:
-            return
-        on_paper = self._lever.rewrite(self._plain, option)
-        if found.step_seconds and on_paper.step_seconds:
-            self._dearer[option.name] = found.step_seconds / on_paper.step_seconds
+            return  # not offered
+
+    def _dearer(self, option: Option) -> float:
+        """How many times what it is on paper; asked for only where another lever comes first, since weighing takes a while."""
+        found = self._found.get(option.name)
+        if option.name not in self._ratios:
+            on_paper = None if found is None else self._lever.rewrite(self._plain, option).step_seconds
+            self._ratios[option.name] = found.step_seconds / on_paper if found and found.step_seconds and on_paper else 1.0
+        return self._ratios[option.name]
 
 
 def _scaled(ledger: Ledger, times: float) -> Ledger:

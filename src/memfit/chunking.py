@@ -12,13 +12,14 @@ import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
 
-from memfit.batches import batch_size, map_samples, map_tensors, tensors_in
+from memfit.batches import batch_size, map_tensors, tensors_in
 from memfit.errors import MemfitError
 from memfit.ops.draws import Drawn, NotReplayable
 from memfit.ops.leaves import unlisted_leaf
 from memfit.ops.replay import Replay
 from memfit.ops.turns import Turns
 from memfit.parts import checked_weight, is_simulated, lengths, shares, sliced
+from memfit.samples import Places, map_samples, row_tensors, sample_places
 
 ChunkLoss = Callable[..., torch.Tensor]
 
@@ -31,12 +32,20 @@ class Chunking:
     batch: int = 0
     draws: Sequence[Sequence[Drawn]] = ()
     again: bool = False
+    places: dict[int, tuple[int, Places]] = field(default_factory=dict)  # by call: an earlier batch's size, and what belonged to samples
     calls: int = field(default=0, init=False)
 
     @property
     def planned(self) -> bool:
         """Whether the lever chose it: then a plan knows one chunk, which stands for all."""
         return self.batch > 0
+
+    def places_in(self, arguments: tuple[Any, ...], total: int) -> Places:
+        """What of the next call's arguments belongs to samples, as the first batch shows it, and better one of the planned size."""
+        seen_with = self.places[self.calls][0] if self.calls in self.places else 0
+        if not seen_with or total == self.batch != seen_with:
+            self.places[self.calls] = total, sample_places(arguments, total)
+        return self.places[self.calls][1]
 
     def turns(self, counts: Sequence[int]) -> Turns:
         """What surrounds the chunks of the next call."""
@@ -115,12 +124,16 @@ def chunked(
     chunking = _chunking.get() if size is None else Chunking(size)
     if size is not None and size < 1:
         raise MemfitError(f"memfit.chunked needs a size of at least 1, not {size}.")
-    if batch_size((latents, *others)) == 0:
+    if _samples_in((latents, *others)) == 0:
         raise MemfitError("memfit.chunked got no tensor with samples in it: give the latents, one row for each sample.")
     if chunking is None:
         return _mark(lambda: decode_and_loss(latents, *others))  # type: ignore[no-any-return]
     run = _Run(decode_and_loss, (latents, *others), weight, chunking, tuple(_tensors_of(parameters)))
     return _mark(run.loss)  # type: ignore[no-any-return]
+
+
+def _samples_in(arguments: tuple[Any, ...]) -> int:
+    return next((samples for samples in map(batch_size, arguments) if samples), 0)
 
 
 def _tensors_of(parameters: Iterable[torch.Tensor | nn.Module] | nn.Module) -> Iterator[torch.Tensor]:
@@ -149,32 +162,34 @@ class _Run:
 
     def differentiated(self, inputs: list[torch.Tensor], parameters: list[torch.Tensor]) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """The loss, and its gradients with respect to the inputs and the parameters."""
-        total = batch_size(self.arguments)
+        total = _samples_in(self.arguments)
+        places = self.chunking.places_in(self.arguments, total)
         counts = lengths(total, self.chunking.size)
         starts = [number * self.chunking.size for number in range(len(counts))]
         pieces = [(start, count) for start, count in zip(starts, counts, strict=True)]
-        weighed = shares([self._weight_of(*piece, total) for piece in pieces], counts)
+        weighed = shares([self._weight_of(*piece, total, places) for piece in pieces], counts)
         turns, gradients, value = self.chunking.turns(counts), [torch.zeros_like(t) for t in (*inputs, *parameters)], None
         for number, (piece, share) in enumerate(zip(pieces, weighed, strict=True)):
             if share:
                 for watcher in _watchers.get():
                     watcher.begins(again=number > 0 and self.chunking.planned)
                 with _explained(), turns.whole(number):
-                    loss = self._chunk(*piece, total, share, inputs, parameters, gradients, turns)
+                    loss = self._chunk(*piece, total, places, share, inputs, parameters, gradients, turns)
                 value = loss if value is None else value + loss
         assert value is not None  # shares sum to 1
         return value, gradients
 
-    def _weight_of(self, start: int, count: int, total: int) -> float:
+    def _weight_of(self, start: int, count: int, total: int, places: Places) -> float:
         if self.weight is None or is_simulated(self.arguments):
             return float(count)
-        return checked_weight("The weight of memfit.chunked", self.weight(*sliced(self.arguments, total, start, count)))
+        return checked_weight("The weight of memfit.chunked", self.weight(*sliced(self.arguments, total, start, count, places)))
 
     def _chunk(
         self,
         start: int,
         count: int,
         total: int,
+        places: Places,
         share: float,
         inputs: list[torch.Tensor],
         parameters: list[torch.Tensor],
@@ -182,9 +197,14 @@ class _Run:
         turns: Turns,
     ) -> torch.Tensor:
         """One chunk's share of the loss; its gradients are added, and nothing else of it remains."""
-        leaves = {id(t): _part_of(t, total, start, count).detach().requires_grad_(t.requires_grad) for t in inputs}
-        listed = map_samples(lambda t: t, lambda entries: entries[start : start + count], self.arguments, total)
-        arguments = map_tensors(lambda t: leaves.get(id(t), _part_of(t, total, start, count)), listed)
+        rows = {id(t) for t in row_tensors(self.arguments, total, places)}
+
+        def part(t: torch.Tensor) -> torch.Tensor:
+            return t.narrow(0, start, count) if id(t) in rows else t
+
+        leaves = {id(t): part(t).detach().requires_grad_(t.requires_grad) for t in inputs}
+        listed = map_samples(lambda t: t, lambda entries: entries[start : start + count], self.arguments, total, places)
+        arguments = map_tensors(lambda t: leaves[id(t)] if id(t) in leaves else part(t), listed)
         with torch.set_grad_enabled(bool(gradients)), turns.loss():
             loss = self.decode_and_loss(*arguments)
             _check(loss, [*leaves.values(), *parameters] if gradients else None)
@@ -196,7 +216,7 @@ class _Run:
                 found = torch.autograd.grad(loss, [*leaves.values(), *parameters], allow_unused=True)
             for whole, gradient in zip(gradients, found, strict=True):
                 if gradient is not None:
-                    _part_of(whole, total, start, count, only_if=gradient.shape).add_(gradient)
+                    (whole if whole.shape == gradient.shape else whole.narrow(0, start, count)).add_(gradient)
         return loss.detach()
 
 
@@ -213,12 +233,6 @@ class _Differentiated(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, scale: torch.Tensor) -> Any:
         return None, None, *(gradient * scale for gradient in ctx.saved_tensors)
-
-
-def _part_of(tensor: torch.Tensor, total: int, start: int, count: int, only_if: torch.Size | None = None) -> torch.Tensor:
-    """A chunk's rows of a tensor with a row for each sample; any other tensor as it is."""
-    divided = tensor.dim() > 0 and tensor.shape[0] == total and (only_if is None or only_if != tensor.shape)
-    return tensor.narrow(0, start, count) if divided else tensor
 
 
 def _check(loss: Any, given: list[torch.Tensor] | None) -> None:

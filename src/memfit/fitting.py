@@ -109,8 +109,10 @@ def fit(
     (True, (), True)
     >>> fitted.undo()
     """
+    first = None
     for _ in range(_TRIES):
-        found = planned(step, budget, allow=allow, host_budget=host_budget, levers=levers, progress=progress)
+        found = planned(step, budget, allow=allow, host_budget=host_budget, levers=levers, progress=progress, first=first)
+        first = first or found.plain
         progress("verifying the plan")
         verdict = prove(step, found.plan, found.plain, _STEPS, parse_bytes(budget), smaller_batch, levers, progress)
         if verdict.exactness not in _NEVER_EQUIVALENT and not _nothing_could_be_compared(verdict):

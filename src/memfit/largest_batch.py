@@ -6,15 +6,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 
-from memfit.batches import batch_size, map_samples
+from memfit.batches import batch_size, map_tensors
 from memfit.capture.process import warmed_up_once
-from memfit.errors import Infeasible
+from memfit.errors import Infeasible, MemfitError
 from memfit.levers import LEVERS, Lever
 from memfit.planning import planned
 from memfit.profiling import profile
 from memfit.records import Ledger
+from memfit.samples import map_samples
 from memfit.step import Step
 
 _AT_MOST = 64  # times the sample's size: beyond, nobody asks for a step that is still the same training
@@ -51,7 +53,7 @@ def largest_batch(
 
     def high_of(samples: int) -> int:
         progress(f"simulating a batch of {samples}")
-        seen.append(profile(resized(step, samples), simulate=True, device=device))
+        seen.append(_profiled(resized(step, samples), device))
         return warmed_up_once(seen[-1], seen[0]).process_high_bytes
 
     def fits_with(some: Mapping[str, Lever]) -> Callable[[int], bool]:
@@ -72,6 +74,18 @@ def largest_batch(
     return LargestBatch(plain, whole, _by_trying(fits_with(levers), whole, most), most)
 
 
+def _profiled(step: Step, device: str | None) -> Ledger:
+    try:
+        return profile(step, simulate=True, device=device)
+    except MemfitError:
+        raise
+    except Exception as error:
+        raise MemfitError(
+            f"The loss does not take a batch of {step.batch_size} made from the step's own ({type(error).__name__}: {error}). The batch's "
+            "first tensor tells its number of samples: put one that has a row for each sample first."
+        ) from error
+
+
 def resized(step: Step, samples: int) -> Step:
     """The step on a batch of so many samples.
 
@@ -86,7 +100,12 @@ def resized(step: Step, samples: int) -> Step:
     def rows(t: torch.Tensor) -> torch.Tensor:
         return t.repeat(often, *[1] * (t.dim() - 1))[:samples].clone()
 
-    batch: Any = map_samples(rows, lambda entries: (entries * often)[:samples], step.batch, whole)
+    def entries(listed: Any) -> Any:
+        if isinstance(listed, np.ndarray):
+            return np.concatenate([listed] * often)[:samples]
+        return map_tensors(torch.clone, (listed * often)[:samples])  # a tensor that is there twice takes its memory twice
+
+    batch: Any = map_samples(rows, entries, step.batch, whole)
     return step if samples == whole else replace(step, batch=batch)
 
 

@@ -6,8 +6,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from memfit.batches import map_samples, tensors_in
+from memfit.batches import tensors_in
 from memfit.errors import MemfitError
+from memfit.samples import Places, map_samples
 from memfit.torch_private import FakeTensor
 
 
@@ -20,14 +21,14 @@ def lengths(total: int, size: int) -> list[int]:
     return [min(size, total - start) for start in range(0, total, size)]
 
 
-def sliced(batch: Any, total: int, start: int, length: int) -> Any:
+def sliced(batch: Any, total: int, start: int, length: int, places: Places | None = None) -> Any:
     """A part of a nested batch: views of tensors with a row for each sample, entries of lists with one for each; the rest is shared by all.
 
     >>> import torch
     >>> sliced({"x": torch.arange(4), "t": torch.tensor(7), "names": ["a", "b", "c", "d"]}, 4, 1, 2)
     {'x': tensor([1, 2]), 't': tensor(7), 'names': ['b', 'c']}
     """
-    return map_samples(lambda t: t.narrow(0, start, length), lambda entries: entries[start : start + length], batch, total)
+    return map_samples(lambda t: t.narrow(0, start, length), lambda entries: entries[start : start + length], batch, total, places)
 
 
 def is_simulated(batch: Any) -> bool:

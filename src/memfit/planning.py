@@ -13,7 +13,7 @@ from memfit.capture.op_times import OpCalls
 from memfit.capture.process import warmed_up_once
 from memfit.capture.speeds import speeds_of, times_slower_in_half
 from memfit.captured_lever import with_captured
-from memfit.errors import Infeasible, MemfitError
+from memfit.errors import CannotSimulate, Infeasible, MemfitError
 from memfit.fingerprint import fingerprint
 from memfit.host_memory import host_room_of, put_on_host
 from memfit.ledger import account
@@ -22,19 +22,20 @@ from memfit.levers.architecture import ArchitectureLever
 from memfit.levers.saved import table_option
 from memfit.planner.costs import timed_share
 from memfit.planner.explaining import alternatives, infeasible, planned_levers, without_half
-from memfit.planner.proposing import Proposal, Proposals, Proposer, peak_inside
+from memfit.planner.learning import Learnt
+from memfit.planner.proposing import Proposal, Proposals, Proposer
 from memfit.profiling import profile
 from memfit.records import EXACTNESS, Ledger, Option, Plan, PlannedLever, loosest
 from memfit.step import Step
 from memfit.timed_ledgers import seen_with_times, variants_of, with_times
 from memfit.units import parse_bytes
 
-_A_LITTLE = 1 << 20
 _NEARLY_ALL = 0.9  # of a step's seconds
-_SEARCH_SECONDS = (3.0, 1.5, 1.0, 1.0, 0.5, 0.5)  # rounds of proposing, capturing and proposing again with what the capture taught
+_SEARCH_SECONDS = (2.5, 0.9, 0.5, 0.4, 0.3, 0.3)  # rounds of proposing, capturing and proposing again with what the capture taught
 _LOWEST_SECONDS = 2.0
+_HALF = ("bfloat16",)  # float16 takes as much, and on a processor that multiplies it number by number minutes to try
 _EMULATED, _CHEAP = 3.0, 1.5  # times slower than float32, beyond which half precision is not weighed where something so cheap does it
-_REACHABLE_SECONDS = 0.4  # for each class of exactness, once a plan is found
+_REACHABLE_SECONDS = 0.3  # for each class of exactness, once a plan is found
 
 
 @dataclass(frozen=True)
@@ -79,21 +80,28 @@ def planned(
     levers: Mapping[str, Lever] = LEVERS,
     progress: Callable[[str], None] = lambda words: None,
     quick: bool = False,
+    first: Ledger | None = None,
 ) -> Planned:
-    """What `plan` finds, with the ledgers. `quick`: only whether there is a plan counts, so nothing is timed, and nothing explained."""
+    """What `plan` finds, with the ledgers. `quick`: only whether there is a plan counts, so nothing is timed, and nothing explained.
+
+    `first` is the plain step as this process predicted it before: the step has been run since.
+    """
     started = time.monotonic()
     budget_bytes = parse_bytes(budget)
     if allow not in EXACTNESS:
         raise MemfitError(f"There is no exactness {allow!r}: allow one of {', '.join(EXACTNESS)}.")
-    half = "precision" in levers and EXACTNESS.index(allow) >= EXACTNESS.index("rounded")
+    half = _HALF if "precision" in levers and EXACTNESS.index(allow) >= EXACTNESS.index("rounded") else ()
     if half and _is_emulated(step, device):
         fewer = {name: lever for name, lever in levers.items() if name != "precision"}
         with suppress(Infeasible):
-            found = planned(step, budget, allow=allow, device=device, host_budget=host_budget, levers=fewer, progress=progress, quick=quick)
+            found = planned(
+                step, budget, allow=allow, device=device, host_budget=host_budget, levers=fewer, progress=progress, quick=quick, first=first
+            )
             if (found.plan.predicted_slowdown or 1.0) < _CHEAP:
                 return replace(found, plan=without_half(found.plan, times_slower_in_half()))
     calls = OpCalls()
     plain = account(capture(step, True, device, progress, calls, half))
+    plain = plain if first is None else warmed_up_once(plain, first)
     host_room = host_room_of(plain, host_budget)
     if plain.process_high_bytes <= budget_bytes:
         return Planned(_empty(step, budget_bytes, plain, started), plain, plain)
@@ -117,6 +125,10 @@ def _is_emulated(step: Step, device: str | None) -> bool:
     return (device or own) == "cpu" and times_slower_in_half() > _EMULATED
 
 
+class _CannotTakeParts(Exception):
+    """The loss ran on the whole batch, and fails on a part of it."""
+
+
 @dataclass
 class _Planning:
     step: Step
@@ -129,21 +141,20 @@ class _Planning:
     levers: Mapping[str, Lever]
     progress: Callable[[str], None]
     started: float
-    believed_too_low: dict[frozenset[str], int] = field(default_factory=dict)  # by levers: process bytes, as captures showed
     seen: list[int] = field(default_factory=list)  # captured processes, none of them inside the budget
 
     def planned(self, quick: bool) -> Planned:
         """Propose, apply to simulated tensors, capture: what does not fit then is never shown. In the end the lowest of all is tried."""
-        proposer = self._proposer(self.allow)
+        proposer, learnt = self._proposer(self.allow), Learnt(self.budget)
         for seconds in _SEARCH_SECONDS:
-            proposals = proposer.propose(peak_inside(self.budget, self.believed_too_low), seconds)
+            proposals = proposer.propose(learnt, seconds)
             if not proposals.fitting:
                 break
-            if fitted := self._fitted(proposals.fitting[0], proposer):
+            if fitted := self._fitted(proposals.fitting[0], proposer, learnt):
                 return Planned(self._plan(fitted, proposals, proposer), self.plain, fitted)
         while lowest := proposer.lowest(self.allow, _LOWEST_SECONDS):
             known = len(self.seen)
-            if fitted := self._fitted(lowest, proposer):
+            if fitted := self._fitted(lowest, proposer, learnt):
                 return Planned(self._plan(fitted, Proposals(proposals.plain_seconds, [lowest]), proposer), self.plain, fitted)
             if len(self.seen) > known:
                 break
@@ -152,17 +163,22 @@ class _Planning:
     def _proposer(self, allowed: str) -> Proposer:
         return Proposer(self.timed, self.levers, allowed, speeds_of(self.plain.device), self.host_room)
 
-    def _fitted(self, winner: Proposal, proposer: Proposer) -> Ledger | None:
-        """The proposal's own ledger if it is inside the budget; if not, it is remembered by how much it was believed too low."""
+    def _fitted(self, winner: Proposal, proposer: Proposer, learnt: Learnt) -> Ledger | None:
+        """The proposal's own ledger if it is inside the budget; if not, what it shows is remembered."""
         self.progress("capturing the plan with simulated tensors")
-        fitted = self._captured(options_of(winner))
+        try:
+            fitted = self._captured(options_of(winner))
+        except _CannotTakeParts as error:
+            self.progress(f"leaving out micro-batches: {error}")
+            proposer.refuse_lever("microbatch")
+            return None
         if fitted is None:
             proposer.refuse(winner.combination)
             return None
         if fitted.process_high_bytes <= self.budget:
             return fitted
         self.seen.append(fitted.process_high_bytes)
-        self.believed_too_low[winner.combination.words] = fitted.process_high_bytes - winner.process_high_bytes + _A_LITTLE
+        learnt.from_capture(winner, fitted)
         return None
 
     def _impossible(self, proposer: Proposer, quick: bool) -> Infeasible:
@@ -182,6 +198,11 @@ class _Planning:
                 return warmed_up_once(profile(self.step, simulate=True, device=self.device), self.plain)
         except CannotApply:
             return None
+        except Exception as error:  # the whole batch ran, so it is the parts
+            ours = isinstance(error, MemfitError) and not isinstance(error, CannotSimulate)
+            if ours or not any(option.lever == "microbatch" for option in options):
+                raise
+            raise _CannotTakeParts(f"the loss does not take a part of the batch ({type(error).__name__}: {error})") from error
 
     def _reachable(self, proposer: Proposer, captured: int) -> dict[str, int]:
         """The lowest under each class as weighed; under the allowed one nothing above what was captured."""

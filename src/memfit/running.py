@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from memfit.errors import MemfitError
 from memfit.records import Process, Trace
+from memfit.samples import Places
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,7 @@ class Running:
     steps_in_backward: list[Optimizer] = field(default_factory=list)  # their step happens as gradients come
     before_update: list[Callable[[torch.Tensor], object]] = field(default_factory=list)  # of a parameter, inside backward: called with it
     after_step: list[Callable[[], object]] = field(default_factory=list)  # called when a whole step is done
+    places: Places | None = field(default=None, compare=False)  # no lever's: what belonged to samples in the batch the step was made with
     beside: Callable[[Trace, Process], Process] | None = None  # what is predicted beside the tensors, where a lever sees to it
 
     def parts(self, phase: str, batch: Any) -> list[Part]:

@@ -14,6 +14,7 @@ from memfit.batches import batch_size, map_tensors
 from memfit.errors import StepError
 from memfit.in_backward import stepped_in_backward
 from memfit.running import Part, Running, interrupts_held_back
+from memfit.samples import sample_places
 from memfit.step_faults import faults_of, loss_faults
 
 Loss = Callable[..., torch.Tensor]
@@ -94,6 +95,8 @@ class Step:
     def __post_init__(self) -> None:
         if faults := faults_of(self):
             raise StepError(faults)
+        if self.running.places is None:
+            self.running.places = sample_places(self.batch, self.batch_size)
 
     @property
     def batch_size(self) -> int:

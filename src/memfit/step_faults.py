@@ -98,12 +98,8 @@ def _batch_faults(step: Step) -> Iterator[str]:
     if not found:
         yield f"the batch is {_kind(step.batch)} without a tensor in it: give tensors, or nested dicts, lists and tuples of them"
         return
-    lengths = {path: t.shape[0] for path, t in found if t.dim() > 0}
-    if any(length == 0 for length in lengths.values()) or not lengths:
+    if not step.batch_size:
         yield "the batch is empty: give it at least one sample"
-    elif len(set(lengths.values())) > 1:
-        told = ", ".join(f"{path} has {length}" for path, length in list(lengths.items())[:4])
-        yield f"the batch's tensors differ in length ({told}): each tensor's first dimension is the number of samples"
     if sparse := [path for path, t in found if t.layout != torch.strided]:
         yield f"the batch holds sparse tensors ({', '.join(sparse)}), whose memory memfit does not follow: give dense ones"
     devices = {str(p.device) for model in step.models.values() for p in model.parameters()}

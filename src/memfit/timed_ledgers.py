@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from memfit.capture import capture
@@ -26,7 +26,7 @@ def variants_of(step: Step, device: str | None, progress: Callable[[str], None] 
 
 
 def seen_with_times(
-    step: Step, device: str | None = None, half: bool = False, progress: Callable[[str], None] = lambda words: None
+    step: Step, device: str | None = None, half: Sequence[str] = (), progress: Callable[[str], None] = lambda words: None
 ) -> Ledger:
     """A step simulated as it is now, with what its ops cost."""
     calls = OpCalls()

@@ -31,7 +31,6 @@ except ImportError as missing:
 
 __all__ = [
     "NEEDS_VALUES",
-    "DataDependentOutputException",
     "FakeTensor",
     "FakeTensorMode",
     "TorchDispatchMode",

@@ -43,11 +43,13 @@ def _unreadable(text: object) -> str:
     return f"{text!r} is not an amount of memory above zero: write a number and a unit, as in 6GiB, 850MB or 1.5GiB."
 
 
-def format_bytes(count: int) -> str:
-    """Print bytes in binary units with three significant digits.
+def format_bytes(count: int, up: bool = False) -> str:
+    """Print bytes in binary units with three significant digits; `up`: as an amount that is enough, read again.
 
     >>> format_bytes(1536), format_bytes(0), format_bytes(50 * 2**30), format_bytes(-300 * 2**20)
     ('1.50 KiB', '0 B', '50.0 GiB', '-300 MiB')
+    >>> format_bytes(2**20 + 1), format_bytes(2**20 + 1, up=True)
+    ('1.00 MiB', '1.01 MiB')
     """
     if abs(count) < 1024:
         return f"{count} B"
@@ -56,7 +58,8 @@ def format_bytes(count: int) -> str:
         size /= 1024
         del units[0]
     decimals = max(0, 2 - int(math.log10(abs(size) * 1.0005)))
-    return f"{size:.{decimals}f} {units[0]}"
+    shown = math.ceil(size * 10**decimals) / 10**decimals if up else size
+    return f"{shown:.{decimals}f} {units[0]}"
 
 
 def format_seconds(seconds: float) -> str:

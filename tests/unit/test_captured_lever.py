@@ -18,7 +18,7 @@ from memfit.levers.saved.line import line_of
 from memfit.planner.away import away_from
 from memfit.planner.costs import seconds_of
 from memfit.planner.search import Search
-from memfit.planning import rows_of
+from memfit.planning import planned, rows_of
 from memfit.records import Speeds
 from memfit.timed_ledgers import seen_with_times
 
@@ -133,5 +133,7 @@ def test_emulated_half_precision_is_weighed_where_nothing_else_fits(monkeypatch:
     monkeypatch.setattr("memfit.planning.times_slower_in_half", lambda: 8.0)
     step = wide()
     plain = memfit.profile(step, simulate=True)
-    plan = memfit.plan(step, plain.process_high_bytes - plain.peak_bytes // 8, allow="rounded", levers={"precision": LEVERS["precision"]})
-    assert [lever.name for lever in plan.levers] == ["precision"]
+    found = planned(step, plain.process_high_bytes - plain.peak_bytes // 8, allow="rounded", levers={"precision": LEVERS["precision"]})
+    assert [(lever.name, lever.settings["dtype"]) for lever in found.plan.levers] == [("precision", "bfloat16")]
+    tried = {(op.bfloat16_workspace is not None, op.float16_workspace is not None) for op in found.plain.trace.ops}
+    assert tried == {(False, False), (True, False)}  # float16 would take minutes, and as much memory

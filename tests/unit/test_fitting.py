@@ -268,7 +268,7 @@ class Hoarder:
 
     def __call__(self, words: str) -> None:
         if words == "verifying the plan" and len(self.kept) < self.times:
-            self.kept.append(bytearray(b"x" * (96 << 20)))
+            self.kept.append(bytearray(b"x" * (160 << 20)))
 
 
 def test_what_the_process_grew_by_meanwhile_counts() -> None:
@@ -282,6 +282,16 @@ def test_what_the_process_grew_by_meanwhile_counts() -> None:
     with pytest.raises(Infeasible, match="does not fit"):  # planned again with what is there by now, the step is too large
         memfit.fit(convolutional_3d(), now + (48 << 20), progress=hoarder)
     assert len(hoarder.kept) == 1
+
+
+def test_what_a_first_step_brings_is_counted_once() -> None:
+    """Kernels and threads that the proof has brought into the process are there when it is planned again."""
+    step = dense()
+    now = memfit.profile(step, simulate=True)
+    cold = replace(now, process=replace(now.process, base_bytes=now.process.base_bytes - (64 << 20)))
+    again = fitting.planned(step, ENOUGH, first=cold).plain
+    assert now.process.base_bytes - again.process.base_bytes > 30 << 20
+    assert now.process_high_bytes - again.process_high_bytes > 30 << 20
 
 
 def test_a_process_that_never_stops_growing_is_an_honest_no(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,3 +52,10 @@ def test_amounts_that_are_none(text: Any) -> None:
 def test_what_is_printed_is_near_what_is_meant(count: int) -> None:
     assert abs(parse_bytes(format_bytes(count)) - count) <= 0.0051 * count
     assert len(format_bytes(count)) <= 8
+
+
+@given(st.integers(1, 2**50))
+def test_what_is_printed_as_enough_is_enough(count: int) -> None:
+    enough = format_bytes(count, up=True)
+    assert count <= parse_bytes(enough) <= 1.0101 * count
+    assert len(enough) <= 8

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from memfit.capture.op_times import OpCalls
@@ -23,12 +23,12 @@ def capture(
     device: str | None = None,
     progress: Progress = lambda words: None,
     calls: OpCalls | None = None,
-    half: bool = False,
+    half: Sequence[str] = (),
 ) -> Trace:
     """One steady step as a Trace; `simulate` allocates nothing, and may be for a `device` that is not here.
 
     `calls` takes the operator calls of a simulated step that could be timed on this machine. `half` asks a simulation to measure, too,
-    what products and convolutions would take inside in half precision.
+    what products and convolutions would take inside in types of half precision.
     """
     with _functional_gradients_refused():
         if simulate:

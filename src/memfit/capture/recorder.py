@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -92,7 +93,7 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if self._silent or func.namespace in _NOT_ON_THE_LINE:
-            return func(*args, **kwargs)
+            return self._asked(func, args, kwargs)
         self.now = now = self.now + 1
         op = self._begin(func, args, kwargs)
         self._ops.append(op)
@@ -102,6 +103,9 @@ class Recorder(TorchDispatchMode):
         op[7] = self._seconds
         op[6] = [self._number_of(t, now) for t in _tensors((out,))]
         return out
+
+    def _asked(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return func(*args, **kwargs)
 
     def _call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         start = time.perf_counter()
@@ -199,7 +203,12 @@ class Recorder(TorchDispatchMode):
         return tuple(Saved(number, self._op_of_node[node], read) for number, node, read in self._saved if node in self._op_of_node)
 
     def left_over(self) -> int:
-        """Bytes made in this step that live now and are nothing a step keeps: no gradient, no optimizer state."""
+        """Bytes made in this step that live now and are nothing a step keeps: no gradient, no optimizer state, no cycle to be found."""
+        if self._left():
+            gc.collect()
+        return self._left()
+
+    def _left(self) -> int:
         alive = [self._storages[watched.number] for watched in self._watched.values() if watched() is not None]
         return sum(storage[0] for storage in alive if storage[1] >= 0 and storage[3] in ("", "other"))
 

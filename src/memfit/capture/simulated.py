@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -26,9 +28,9 @@ from memfit.step_faults import value_faults
 
 
 def capture_simulated(
-    step: Step, device: str | None, progress: Callable[[str], None], calls: OpCalls | None = None, half: bool = False
+    step: Step, device: str | None, progress: Callable[[str], None], calls: OpCalls | None = None, half: Sequence[str] = ()
 ) -> Trace:
-    """The steady step, predicted; `calls` is told of every op that could be timed here, `half` measures half-precision workspaces too."""
+    """The steady step, predicted; `calls` is told of every op that could be timed here, `half` names further types to measure it in."""
     if device is None and (faults := value_faults(step)):
         raise StepError(faults)
     target = device_named(device or device_of(step))
@@ -84,7 +86,7 @@ def _is_new(optimizer: Optimizer) -> bool:
     return type(optimizer).__module__.startswith("torch.optim") and not optimizer.state
 
 
-def _record(step: Step, target: Device, calls: OpCalls | None, half: bool) -> tuple[FakeRecorder, ModulePath, Workspaces]:
+def _record(step: Step, target: Device, calls: OpCalls | None, half: Sequence[str]) -> tuple[FakeRecorder, ModulePath, Workspaces]:
     for optimizer in step.optimizers:
         optimizer.zero_grad()
     workspaces, modules = Workspaces(half), ModulePath(step.models)
@@ -95,6 +97,18 @@ def _record(step: Step, target: Device, calls: OpCalls | None, half: bool) -> tu
             calls.note(*op)
 
     recorder = FakeRecorder(modules, on_op=note if target.measures_workspaces else None)
-    with reaching(step, recorder) as watcher, labelled(recorder, step), recorder:
+    with reaching(step, recorder) as watcher, labelled(recorder, step), _no_cycles_found(), recorder:
         step.run(step.batch, watcher, schedule=False)
     return recorder, modules, workspaces
+
+
+@contextmanager
+def _no_cycles_found() -> Iterator[None]:
+    """A simulation makes many objects for each op, so cycles would be found, and their tensors freed, sooner than in a real step."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import traceback
+import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -33,11 +34,13 @@ def fake_mode() -> FakeTensorMode:
 
 @contextmanager
 def _no_complaints() -> Iterator[None]:
-    """torch logs a traceback of its own when a fake op fails; the error that follows says it better."""
+    """torch logs a traceback of its own when a fake op fails; the error that follows says it better. Models may copy layers."""
     logger = logging.getLogger("torch._subclasses.fake_tensor")
     before, logger.disabled = logger.disabled, True
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")
+            yield
     finally:
         logger.disabled = before
 
@@ -80,7 +83,7 @@ def simulated(step: Step) -> Iterator[Step]:
     numbers = _numbers_in_optimizers(step)
 
     def fake(tensor: torch.Tensor) -> torch.Tensor:
-        if isinstance(tensor, FakeTensor):
+        if isinstance(tensor, FakeTensor) and tensor.fake_mode is mode:
             return tensor
         if id(tensor) not in faked:
             faked[id(tensor)] = _fake(mode, tensor, numbers.get(id(tensor)))
@@ -110,10 +113,12 @@ def _fake(mode: FakeTensorMode, tensor: torch.Tensor, value: float | None) -> to
     if value is not None:
         with mode:
             return torch.tensor(value, dtype=tensor.dtype)
-    if tensor.device.type != "meta":
+    copied = isinstance(tensor, FakeTensor)  # with a copy of the mode it was made under, by a model that copies its layers
+    if tensor.device.type != "meta" and not copied:
         return mode.from_tensor(tensor)
+    device = "cpu" if tensor.device.type == "meta" else tensor.device
     with mode:
-        made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
+        made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
     return nn.Parameter(made, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else made
 
 

@@ -15,6 +15,7 @@ from memfit.levers.microbatch import sizes
 from memfit.levers.rewriting import rewritten
 from memfit.levers.undo import Undo
 from memfit.records import Ledger, Option, Trace
+from memfit.samples import Places
 from memfit.step import Step
 
 
@@ -59,11 +60,13 @@ class _Around:
     def __init__(self, settings: dict[str, Any]) -> None:
         self._settings = settings
         self._draws = {loss: [drawn_from(call) for call in calls] for loss, calls in settings["draws"].items()}
+        self._places: dict[str, dict[int, tuple[int, Places]]] = {}
 
     def entered(self, loss: str) -> AbstractContextManager[None]:
         """For one loss."""
         settings = self._settings
-        return chunking_by(Chunking(settings["size"], settings["batch"], self._draws.get(loss, ()), settings["again"]))
+        places = self._places.setdefault(loss, {})
+        return chunking_by(Chunking(settings["size"], settings["batch"], self._draws.get(loss, ()), settings["again"], places))
 
 
 def _draws(trace: Trace) -> tuple[dict[str, list[Any]], str]:

@@ -50,8 +50,8 @@ class MicroBatch:
     def apply(self, step: Step, option: Option) -> Undo:
         """Every batch the step gets is taken in parts of the option's size."""
         _refuse(step)
-        settings, undo = option.settings, Undo()
-        step.running.split = Split(settings["size"], settings["batch"], settings["draws"], settings["again"], step.weight)
+        settings, undo, places = option.settings, Undo(), step.running.places or {}
+        step.running.split = Split(settings["size"], settings["batch"], settings["draws"], settings["again"], step.weight, places)
         undo.then(setattr, step.running, "split", None)
         return undo
 

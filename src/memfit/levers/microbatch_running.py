@@ -15,13 +15,16 @@ from memfit.ops.replay import Replay
 from memfit.ops.turns import Turns
 from memfit.parts import checked_weight, is_simulated, lengths, shares, sliced
 from memfit.running import Part
+from memfit.samples import Places, has_samples_of_their_own_size
 
 
 class Split:
     """What `Running.split` calls: a phase's name and a batch to its parts."""
 
-    def __init__(self, size: int, batch: int, draws: dict[str, Any], again: bool, weight: Callable[[Any], float] | None) -> None:
-        self._size, self._batch, self._weight, self._again = size, batch, weight, again
+    def __init__(
+        self, size: int, batch: int, draws: dict[str, Any], again: bool, weight: Callable[[Any], float] | None, places: Places
+    ) -> None:
+        self._size, self._batch, self._weight, self._again, self._places = size, batch, weight, again, places
         self._draws = {phase: drawn_from(told) for phase, told in draws.items()}
 
     def __call__(self, phase: str, batch: Any) -> list[Part]:
@@ -31,18 +34,20 @@ class Split:
             return [Part(batch)]
         counts = lengths(total, self._size)
         run = list(range(len(counts)))
-        if is_simulated(batch) and not phase:  # what one phase hands to the next is there for every part
+        alike = not phase and not has_samples_of_their_own_size(batch, total, self._places)
+        if alike and is_simulated(batch):  # what one phase hands to the next is there for every part
             counts, run = _as_far_as_different(counts)
         starts = list(accumulate(counts, initial=0))
-        pieces = [sliced(batch, total, starts[number], counts[number]) for number in run]
+        pieces = [sliced(batch, total, starts[number], counts[number], self._places) for number in run]
         turns = Turns(Replay(self._draws[phase], self._batch, counts) if phase in self._draws else None, self._again)
-        weighed = shares([self._weight_of(piece) for piece in pieces], [counts[number] for number in run])
+        lengths_run = [counts[number] for number in run]
+        weighed = shares([self._weight_of(*given) for given in zip(pieces, lengths_run, strict=True)], lengths_run)
         parts = zip(run, pieces, weighed, strict=True)
         return [Part(piece, share, _turn(turns, number), turns.loss) for number, piece, share in parts if share]
 
-    def _weight_of(self, piece: Any) -> float:
+    def _weight_of(self, piece: Any, samples: int) -> float:
         if self._weight is None or is_simulated(piece):
-            return float(batch_size(piece))
+            return float(samples)
         return checked_weight("Step.weight", self._weight(piece))
 
 

@@ -77,16 +77,16 @@ def infeasible(
     for word in EXACTNESS[EXACTNESS.index(allowed) + 1 :]:
         if reachable.get(word, least) < least:  # what a stricter class reaches as well is no reason to allow a looser one
             least = reachable[word]
-            help_.append(f"allow {word}: {format_bytes(least)}")
+            help_.append(f"allow {word}: {format_bytes(least, up=True)}")
     smaller = {name: size for name, size in variants.items() if size < lowest}
-    help_ += [f"the variant {name!r}, as it is: {format_bytes(size)} (another training)" for name, size in smaller.items()]
+    help_ += [f"the variant {name!r}, as it is: {format_bytes(size, up=True)} (another training)" for name, size in smaller.items()]
     help_ += devices_that_would_help(plain, budget, lowest, split)
-    help_ += [f"a budget of {format_bytes(lowest)} or more", "a smaller batch or model"]
+    help_ += [f"a budget of {format_bytes(lowest, up=True)} or more", "a smaller batch or model"]
     listed = "".join(f"\n  - {what}" for what in help_)
     message = (
         f"This step does not fit {format_bytes(budget)}: the lowest that can be reached with {allowed} techniques is "
-        f"{format_bytes(lowest)} (upper end of the prediction).\nWhat fills it: {filled}; the rest is the highest moment of the passes."
-        f"\nWhat would help:{listed}"
+        f"{format_bytes(lowest, up=True)} (upper end of the prediction).\n"
+        f"What fills it: {filled}; the rest is the highest moment of the passes.\nWhat would help:{listed}"
     )
     return Infeasible(message, lowest, reachable)
 

@@ -120,6 +120,10 @@ class Proposer:
         """Never propose these levers together again: the step did not take them."""
         self._refused.add(combination.words)
 
+    def refuse_lever(self, word: str) -> None:
+        """Never propose this lever again: the step does not take it in any company."""
+        self._refused |= {combination.words for combination in self.combinations if word in combination.words}
+
     def _places(self) -> list[int]:
         return [place for place, combination in enumerate(self.combinations) if combination.words not in self._refused]
 
@@ -199,13 +203,3 @@ def beside_the_peak(ledger: Ledger) -> tuple[int, float]:
     """What a process takes whatever the peak is, and at most for each byte of it: the heap's slack grows with it."""
     fixed = ledger.process.base_bytes + ledger.process.workers_bytes
     return fixed, (ledger.process_high_bytes - fixed) / ledger.peak_bytes
-
-
-def peak_inside(budget: int, believed_too_low: Mapping[frozenset[str], int]) -> Limit:
-    """The peak at which a process is still inside a budget, and so much below it as captures with the same levers came out higher."""
-
-    def limit(combination: Combination) -> int:
-        fixed, unsure = beside_the_peak(combination.ledger)
-        return int((budget - believed_too_low.get(combination.words, 0) - fixed) / unsure)
-
-    return limit

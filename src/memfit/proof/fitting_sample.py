@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from memfit.batches import tensors_in
-from memfit.errors import Infeasible
+from memfit.errors import Infeasible, MemfitError
 from memfit.profiling import profile
 from memfit.proof.kept_in_file import kept_in_file
 from memfit.proof.sampling import first_samples
@@ -49,8 +49,10 @@ def sample_inside(
     for size in sizes:  # with float64, unless that leaves a single sample, which says little of a batch
         if size not in (whole, 1) and base + (needs[whole][0] - base) * size // whole > limit_bytes:
             continue  # samples alone would fill it: not worth a simulation
-        known = plain if size == whole else None
-        ledger = known or profile(replace(step, batch=first_samples(step.batch, size)), simulate=True)
+        ledger = plain if plain and size == whole else _profiled(step, size)
+        if ledger is None:
+            sizes = list(needs)
+            break
         needs[size] = ledger.process_high_bytes, ledger.process_high_bytes + ledger.high_bytes  # plain, and in float64
         base = ledger.process.base_bytes
         if wants_float64 and needs[size][1] <= limit_bytes and (size > 1 or whole == 1):
@@ -62,19 +64,31 @@ def sample_inside(
         return _cut(step, inside[0], False, needs[whole][0], limit_bytes)
     if smaller_batch is not None:
         return _on_smaller(step, smaller_batch, limit_bytes, wants_float64, needs[sizes[-1]][0])
-    for size in dict.fromkeys((min(least, whole), 1)):
+    for size in dict.fromkeys((max(min(least, whole), min(sizes)), min(sizes))):
         if size in inside:
             return _cut(step, size, False, needs[whole][0], limit_bytes)
         in_file = _need_in_file(step, size)
         if in_file <= limit_bytes:
             cut = _cut(step, size, False, needs[whole][0], limit_bytes)
             return replace(cut, in_file=True, notes=(*cut.notes, _IN_FILE))
-    raise _no_room(limit_bytes, needs[sizes[-1]][0], in_file)
+    raise _no_room(limit_bytes, needs[sizes[-1]][0], in_file, "a single sample" if sizes[-1] == 1 else "the batch, which cannot be cut,")
 
 
-def _no_room(limit: int, needed: int, in_file: int) -> Infeasible:
+def _profiled(step: Step, size: int) -> Ledger | None:
+    """The plain step on its first samples; None where its loss does not take fewer, as one that has no samples."""
+    try:
+        return profile(replace(step, batch=first_samples(step.batch, size, step.running.places)), simulate=True)
+    except MemfitError:
+        raise
+    except Exception:
+        if size == step.batch_size:
+            raise
+        return None
+
+
+def _no_room(limit: int, needed: int, in_file: int, what: str) -> Infeasible:
     return Infeasible(
-        f"The plain step cannot be run inside {format_bytes(limit)}: a single sample is predicted to need {format_bytes(needed)}, so there "
+        f"The plain step cannot be run inside {format_bytes(limit)}: {what} is predicted to need {format_bytes(needed)}, so there "
         "is nothing to compare with, and with what autograd keeps in a file it still needs too much. Give a larger --budget or --limit, or "
         "write the plan here (memfit plan -o) and prove it where there is more memory (memfit verify); in Python a smaller_batch (smaller "
         "volumes, shorter sequences) to compare on helps as well.",
@@ -84,7 +98,7 @@ def _no_room(limit: int, needed: int, in_file: int) -> Infeasible:
 
 
 def _need_in_file(step: Step, size: int) -> int:
-    fewer = replace(step, batch=first_samples(step.batch, size))
+    fewer = replace(step, batch=first_samples(step.batch, size, step.running.places))
     with kept_in_file(fewer):
         return profile(fewer, simulate=True).process_high_bytes
 
@@ -116,7 +130,7 @@ def _cut(step: Step, size: int, float64: bool, needed: int, limit: int) -> Sampl
         f"Compared on the first {size} of {whole} samples: the plain step is predicted to need {format_bytes(needed)} for all of them, "
         f"and the limit is {format_bytes(limit)}. What only shows on the other {whole - size}, or on a batch of {whole}, was not compared."
     )
-    return Sample(replace(step, batch=first_samples(step.batch, size)), float64, (note,))
+    return Sample(replace(step, batch=first_samples(step.batch, size, step.running.places)), float64, (note,))
 
 
 def levers_for(planned: Sequence[PlannedLever], whole: int, samples: int) -> tuple[PlannedLever, ...]:

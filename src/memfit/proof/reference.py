@@ -30,6 +30,7 @@ class Reference:
         self.batches = [varied(step.batch, number) for number in range(steps)]
         self._float64, self.progress, self._in_file = float64, progress, in_file
         self._rough: dict[float, Outcome] = {}
+        self.why_one_batch = ""  # where the step does not take its samples in another order
 
     @cached_property
     def start(self) -> Shelf:
@@ -49,6 +50,11 @@ class Reference:
     def plain(self) -> Outcome:
         """The step as it is."""
         self.progress("running the plain step")
+        try:
+            with self._plainly():
+                return observe(self.step, self.places, self.batches)
+        except Exception as error:  # the user's own, which comes again if the order was not its reason
+            self.batches, self.why_one_batch = [self.step.batch for _ in self.batches], f"{type(error).__name__}: {error}"
         with self._plainly():
             return observe(self.step, self.places, self.batches)
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from memfit.batches import batch_size, map_tensors
 from memfit.parts import sliced
+from memfit.samples import Places, map_samples
 
 
 def varied(batch: Any, number: int) -> Any:
@@ -14,17 +17,26 @@ def varied(batch: Any, number: int) -> Any:
     >>> import torch
     >>> varied({"x": torch.tensor([1, 2, 3]), "scale": torch.tensor(7)}, 1), varied(torch.tensor([[1.0, 2.0]]), 1)
     ({'x': tensor([3, 1, 2]), 'scale': tensor(7)}, tensor([[2., 1.]]))
+    >>> varied([torch.tensor([1, 2, 3]), ["a", "b", "c"], torch.tensor([7, 8])], 1)
+    [tensor([3, 1, 2]), ['c', 'a', 'b'], tensor([7, 8])]
     """
     if batch_size(batch) > 1:
-        return map_tensors(lambda t: t.roll(number, 0) if number and t.dim() else t, batch)
+        return map_samples(lambda t: t.roll(number, 0) if number else t, lambda entries: _rolled(entries, number), batch, batch_size(batch))
     return map_tensors(lambda t: t.flip(-1) if number % 2 and t.dim() > 1 and t.is_floating_point() else t, batch)
 
 
-def first_samples(batch: Any, count: int) -> Any:
+def _rolled(entries: Any, number: int) -> Any:
+    if isinstance(entries, np.ndarray):
+        return np.roll(entries, number, 0)
+    first = -number % len(entries)
+    return entries[first:] + entries[:first]
+
+
+def first_samples(batch: Any, count: int, places: Places | None = None) -> Any:
     """The first few samples of a batch.
 
     >>> import torch
     >>> first_samples((torch.tensor([1, 2, 3]), torch.tensor(7)), 2)
     (tensor([1, 2]), tensor(7))
     """
-    return sliced(batch, batch_size(batch), 0, count)
+    return sliced(batch, batch_size(batch), 0, count, places)

@@ -36,7 +36,8 @@ def why_not_separable(step: Step, option: Option, samples: int = _FEW) -> str:
     if option.exactness != "reordered":
         return ""  # other random numbers give other gradients, whatever the loss
     count = min(samples, step.batch_size)
-    few = replace(step, batch=sliced(step.batch, step.batch_size, 0, count), running=Running())
+    places = step.running.places
+    few = replace(step, batch=sliced(step.batch, step.batch_size, 0, count, places), running=Running(places=places))
     with rolled_back(few):
         whole = _gradients(few)
     with rolled_back(few):

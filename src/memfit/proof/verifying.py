@@ -174,6 +174,8 @@ def _notes(reference: Reference, judgement: Judgement, culprit: str) -> Iterator
             "and modules' outputs does to the plain step, or 12 eps of their norm; updates on equal gradients to 12 eps. "
             "States of optimizers were not compared."
         )
+    if reference.why_one_batch:
+        yield f"All steps ran on the same batch: with its samples in another order the plain step fails ({reference.why_one_batch})."
     if skipped := judgement.run.outcome.skipped:
         steps = f"{skipped} step{'s' * (skipped > 1)}"
         yield f"A guard skipped {steps} for numbers that were not finite, as it found its scale: the comparison started anew each time."

@@ -158,8 +158,13 @@ def test_steps_that_only_now_and_then_free_are_told_from_leaks() -> None:
         kept[:] = [model(x)]
         return kept[0].pow(2).mean()
 
+    def in_a_circle(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        circle: list[Any] = [model(x)]
+        circle.append(circle)
+        return circle[0].pow(2).mean()  # type: ignore[no-any-return]
+
     net = nn.Linear(16, 8)
-    for loss, growth in ((leaking, 4 * 8 * 4), (caching, 0), (replacing, 0)):
+    for loss, growth in ((leaking, 4 * 8 * 4), (caching, 0), (replacing, 0), (in_a_circle, 0)):
         for simulate in (True, False):
             kept.clear()
             step = Step(net, loss, torch.optim.SGD(net.parameters(), 0.1), torch.randn(4, 16))

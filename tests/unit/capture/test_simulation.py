@@ -57,6 +57,17 @@ def test_a_step_built_without_memory_has_fake_tensors_and_the_same_ledger() -> N
     assert memfit.profile(fake, simulate=True).by_category == memfit.profile(build(), simulate=True).by_category
 
 
+def test_layers_that_were_copied_while_they_were_built_count_once() -> None:
+    """A copied fake tensor brings a copy of its mode, and was made again beside itself."""
+
+    def build() -> Step:
+        layer = nn.TransformerEncoderLayer(32, 4, 64, 0.0, batch_first=True)
+        return step_of(nn.TransformerEncoder(layer, 3, enable_nested_tensor=False), torch.ones(2, 8, 32))
+
+    fake, real = (memfit.profile(step, simulate=True) for step in (built_without_memory(build), build()))
+    assert fake.by_category == real.by_category and fake.peak_bytes == real.peak_bytes
+
+
 def test_a_factory_that_needs_values_is_built_for_real() -> None:
     def build() -> Step:
         width = int(torch.tensor([4, 8]).sum().sqrt().item())

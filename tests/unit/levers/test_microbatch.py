@@ -268,7 +268,7 @@ def broken(step: Step, split: Any) -> float:
 
 def test_broken_twins_are_noticed() -> None:
     step = uneven()
-    right = Split(2, 5, {}, False, None)
+    right = Split(2, 5, {}, False, None, {})
     assert broken(step, right) < 1e-12
     assert broken(step, lambda phase, b: [replace(p, share=1 / 3) for p in right(phase, b)]) > 1e-3  # a ragged one counts for a whole
     assert broken(step, lambda phase, b: list(right(phase, b))[:-1]) > 1e-3  # a lost one

@@ -56,7 +56,7 @@ CASES = [(name, "bfloat16") for name in STEPS if name != "mixed_precision"] + [(
 
 def measured_in_half(step: Step) -> Ledger:
     """As a plan looks at a step for which rounding is allowed."""
-    return account(capture(step, simulate=True, half=True))
+    return account(capture(step, simulate=True, half=("bfloat16", "float16")))
 
 
 @pytest.mark.parametrize(("name", "dtype"), CASES, ids=" ".join)

@@ -9,7 +9,7 @@ import pytest
 
 from memfit.levers import LEVERS
 from memfit.levers.microbatch import MicroBatch
-from memfit.planner.proposing import Proposer, peak_inside
+from memfit.planner.proposing import Proposer
 from memfit.records import Ledger, Option, Speeds
 from quick_ledgers import seen
 from small_steps import convolutional_3d, dense, transformer
@@ -63,13 +63,6 @@ def test_what_a_step_did_not_take_is_not_proposed_again() -> None:
     assert again is not None and again.combination.words == frozenset()
     ours.refuse(again.combination)
     assert ours.lowest("reordered", 0.1) is None and not ours.propose(lambda combination: 2**40, 1.0).fitting
-
-
-def test_captures_that_came_out_higher_lower_the_limit_for_the_same_levers_only() -> None:
-    ours, _ = proposer()
-    plain, divided = ours.combinations[0], ours.combinations[1]
-    before, after = (peak_inside(2**30, learnt) for learnt in ({}, {divided.words: 2**20}))
-    assert after(plain) == before(plain) and 0 < before(divided) - after(divided) <= 2**20
 
 
 @pytest.mark.parametrize("make", [dense, convolutional_3d, lambda: transformer(0.0)])

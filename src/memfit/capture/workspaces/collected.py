@@ -35,7 +35,6 @@ _SAFE_HERE = frozenset(
 
 
 _LOWERED = frozenset({"convolution", "convolution_backward", "mm", "addmm", "bmm", "baddbmm"})
-_HALF = (torch.bfloat16, torch.float16)
 
 
 def _name(func: Any) -> str:
@@ -65,7 +64,7 @@ class OpBytes:
 class Workspaces:
     """`note` each op as it is recorded; `of_ops` then measures what is not known yet."""
 
-    def __init__(self, half: bool = False) -> None:
+    def __init__(self, half: Sequence[str] = ()) -> None:
         self._kinds: dict[Any, str] = {}
         self._calls: dict[str, Call] = {}
         self._key_of_op: dict[int, str] = {}
@@ -84,10 +83,10 @@ class Workspaces:
         self._calls.setdefault(key, call)
         self._key_of_op[number] = key
         if self._half and _name(func) in _LOWERED and all(shape.dtype is torch.float32 for shape in call.shapes()):
-            for dtype in _HALF:
-                lowered = call.with_shapes(lambda shape, dtype=dtype: replace(shape, dtype=dtype))  # type: ignore[misc]
+            for dtype in self._half:
+                lowered = call.with_shapes(lambda shape, dtype=dtype: replace(shape, dtype=getattr(torch, dtype)))  # type: ignore[misc]
                 self._calls.setdefault(lowered.key, lowered)
-                self._half_keys_of_op.setdefault(number, {})[str(dtype).removeprefix("torch.")] = lowered.key
+                self._half_keys_of_op.setdefault(number, {})[dtype] = lowered.key
 
     def of_ops(self, made: Sequence[int], progress: Callable[[str], None]) -> OpBytes:
         """The bytes of each op; `made` tells for each how many bytes of new storages it was seen to make."""
