@@ -39,6 +39,7 @@ MODELS = {  # row of the zoo, and the class of its blocks
     "monai_kl3d": ("monai_kl3d-b1-sgd-fp32", "AEKLResBlock"),
     "diffusers_unet": ("diffusers_unet-b8-sgd-fp32", "ResnetBlock2D"),
     "gpt2": ("gpt2-b8-sgd-fp32-drop", "GPT2Block"),
+    "llama": ("llama-b8-sgd-fp32", "LlamaDecoderLayer"),
     "resnet": ("resnet-b16-sgd-fp32", "ResNetBottleNeckLayer"),
     "vit": ("vit-b8-sgd-fp32", "ViTLayer"),
 }
