@@ -54,11 +54,13 @@ bench-planning: $(VENV)/everything  ## the time a plan takes, for 17 public mode
 workspaces: $(VENV)/everything  ## measure again what operators take inside, over the benchmark's models
 	$(BIN)/python benchmarks/workspaces.py
 
-recipes: $(VENV)/everything  ## measure the five recipes and write their tables (over an hour); real data: CIFAR10=… RADAR=…npz VOLUMES=…
+recipes: $(VENV)/everything  ## measure the five recipes and write their tables (several hours); real data: CIFAR10=… RADAR=…npz VOLUMES=…
 	$(BIN)/python recipes/conditional_unet/table.py $(if $(CIFAR10),--data-dir $(CIFAR10))
 	$(BIN)/python recipes/radar_vae/table.py $(if $(RADAR),--data-dir $(RADAR))
+	$(BIN)/python recipes/radar_vae/full_size.py --samples 2
 	$(BIN)/python recipes/pixel_loss/table.py
 	$(BIN)/python recipes/volume_autoencoder/table.py $(if $(VOLUMES),--data-dir $(VOLUMES))
+	$(if $(VOLUMES),$(BIN)/python recipes/volume_autoencoder/high_resolution.py --data-dir $(VOLUMES))
 	$(BIN)/python recipes/cifar10/table.py $(if $(CIFAR10),--data-dir $(CIFAR10))
 
 clean:  ## remove the environment

@@ -16,6 +16,7 @@ import psutil
 import memfit
 from memfit.applying import apply_plan
 from memfit.capture.process import HighWaterMark
+from memfit.capture.unwatched import peak_of_a_step
 from memfit.units import parse_bytes
 from recipes.kit.budget import levers_in_words, proof_in_words
 
@@ -144,7 +145,7 @@ def _memory(name: str, step: memfit.Step) -> Measured:
     with HighWaterMark() as mark:
         step.run(step.batch)
         second = _time(name, step)
-    return replace(second, peak_bytes=memfit.profile(step).peak_bytes, process_bytes=mark.bytes)
+    return replace(second, peak_bytes=peak_of_a_step(step), process_bytes=mark.bytes)
 
 
 def _time(name: str, step: memfit.Step) -> Measured:
