@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import asdict, dataclass
@@ -12,6 +13,7 @@ from memfit.capture.allocations import Allocations
 
 _HOLES = 0.2  # of the heap: one shared with the rest of a program has more holes than a replay alone (measured: 0.1 to 0.5)
 _MOST_HOLES = 1.1  # measured: up to 1.0, in a process that had planned and proven before it trained
+_OF_MALLOC = ("MALLOC_", "GLIBC_", "LD_")  # what the variables begin with that choose an allocator or set it up
 _UNKNOWN_ALLOCATOR = (0.0, 0.1, 0.3)  # of the peak, where malloc cannot be asked
 
 
@@ -25,13 +27,19 @@ class Slack:
 
 
 def heap_slack(allocations: Allocations) -> Slack:
-    """What malloc will hold beyond the peak, by replaying the step through this machine's own malloc."""
+    """What malloc will hold beyond the peak, by replaying the step through this machine's own malloc.
+
+    Other variables would lie in that process's heap too, and holes among them move what follows: the same step would be predicted to take
+    hundreds of MiB more in one shell than in another.
+    """
+    settings = {name: value for name, value in os.environ.items() if name.startswith(_OF_MALLOC)}
     try:
         ran = subprocess.run(
             [sys.executable, "-I", str(Path(__file__).with_name("heap_replay.py"))],
             input=json.dumps(asdict(allocations)),
             capture_output=True,
             text=True,
+            env=settings,
             check=True,
             timeout=120,
         )

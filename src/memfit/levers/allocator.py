@@ -11,7 +11,7 @@ import torch
 
 from memfit.ledger.timeline import live_bytes
 from memfit.levers.allocator_holes import SECONDS_OF_A_CALL, HolesGivenBack, with_few_holes
-from memfit.levers.glibc import of_glibc
+from memfit.levers.glibc import give_back_at_once, of_glibc, set_variable
 from memfit.levers.lever import CannotApply, trace_of
 from memfit.levers.rewriting import rewritten
 from memfit.levers.undo import Undo
@@ -20,9 +20,6 @@ from memfit.running import Running
 from memfit.step import Step
 from memfit.units import format_bytes
 
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
-_SETTLED = {_M_MMAP_THRESHOLD: 32 * 2**20, _M_TRIM_THRESHOLD: 64 * 2**20}  # where glibc's own moving thresholds end in training
-_IN_CHILDREN = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")
 _LIKELY_HOLES, _MOST_HOLES = 0.8, 1.8  # of small blocks: replays through malloc gave 0.6 to 1.3 with what sharing a heap adds
 _HOLES = 1 / 16  # of what is in use, that are left
 _LEFT_BY_TRIMMING = 0.6  # of the likely slack: measured, 0 to 0.63
@@ -59,11 +56,11 @@ class AllocatorLever:
         undo = Undo()
         if "cuda" in option.settings:
             _refuse_cuda_in_use(option.settings["cuda"])
-            _set_variable(undo, _CUDA_VARIABLE, ",".join(filter(None, (os.environ.get(_CUDA_VARIABLE), option.settings["cuda"]))))
+            set_variable(_CUDA_VARIABLE, ",".join(filter(None, (os.environ.get(_CUDA_VARIABLE), option.settings["cuda"]))), undo)
         elif "holes" in option.settings:
             _give_holes_back(step.running, option.settings["holes"], undo)
         elif "threshold" in option.settings:
-            _pin(undo, option.settings["threshold"])
+            give_back_at_once(option.settings["threshold"], undo)
         else:
             call = torch.mps.empty_cache if "mps" in option.settings else _malloc_trim()
             step.running.after_step.append(call)
@@ -129,16 +126,6 @@ def _give_holes_back(running: Running, share: float, undo: Undo) -> None:
     undo.then(setattr, running, "beside", None)
 
 
-def _pin(undo: Undo, threshold: int) -> None:
-    """glibc moves its thresholds by itself until one is set, and never again after: undoing sets what they had grown to."""
-    mallopt = of_glibc("mallopt")
-    for which, settled in _SETTLED.items():
-        undo.then(mallopt, which, settled)
-        mallopt(which, threshold)
-    for name in _IN_CHILDREN:
-        _set_variable(undo, name, str(threshold))
-
-
 def _malloc_trim() -> Any:
     trim = of_glibc("malloc_trim")
     return lambda: trim(0)
@@ -151,9 +138,3 @@ def _refuse_cuda_in_use(setting: str) -> None:
         raise CannotApply(
             f"CUDA's allocator has begun its work, and {setting} counts only before: start the program with {_CUDA_VARIABLE}={setting}."
         )
-
-
-def _set_variable(undo: Undo, name: str, value: str) -> None:
-    before = os.environ.get(name)
-    undo.then(os.environ.pop, name, None) if before is None else undo.then(os.environ.__setitem__, name, before)
-    os.environ[name] = value

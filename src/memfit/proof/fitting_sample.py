@@ -88,10 +88,10 @@ def _profiled(step: Step, size: int) -> Ledger | None:
 
 def _no_room(limit: int, needed: int, in_file: int, what: str) -> Infeasible:
     return Infeasible(
-        f"The plain step cannot be run inside {format_bytes(limit)}: {what} is predicted to need {format_bytes(needed)}, so there "
-        "is nothing to compare with, and with what autograd keeps in a file it still needs too much. Give a larger --budget or --limit, or "
-        "write the plan here (memfit plan -o) and prove it where there is more memory (memfit verify); in Python a smaller_batch (smaller "
-        "volumes, shorter sequences) to compare on helps as well.",
+        f"The plain step cannot be run inside {format_bytes(limit)}: {what} is predicted to need {format_bytes(needed)}, and "
+        f"{format_bytes(in_file)} with what autograd keeps in a file, so there is nothing to compare with. Give a larger --budget or "
+        "--limit, or write the plan here (memfit plan -o) and prove it where there is more memory (memfit verify); in Python a "
+        "smaller_batch (smaller volumes, shorter sequences) to compare on helps as well.",
         min(needed, in_file),
         {},
     )

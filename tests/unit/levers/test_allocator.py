@@ -1,17 +1,14 @@
 from __future__ import annotations
 
-import json
 import os
-import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from fresh_process import in_a_fresh_process
 from lever_law import differences, furniture, made, simulated, state_after
 from memfit import Ledger, Step
 from memfit.levers import LEVERS, CannotApply
@@ -29,16 +26,6 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="glibc's own calls")
 def wide() -> Step:
     net = nn.Sequential(*(nn.Sequential(nn.Linear(256, 256), nn.GELU()) for _ in range(8)))
     return Step(net, lambda m, x: m(x).pow(2).mean(), torch.optim.SGD(net.parameters(), 0.1), torch.randn(2048, 256))
-
-
-def in_a_fresh_process(script: str) -> Any:
-    """Thresholds that are set once move no more: not in the process of the other tests."""
-    paths = [str(Path(__file__).parents[2]), *sys.path]
-    ran = subprocess.run(
-        [sys.executable, "-c", f"import sys; sys.path[:] = {paths!r}\n" + script], capture_output=True, text=True, timeout=240
-    )
-    assert ran.returncode == 0, ran.stderr
-    return json.loads(ran.stdout.splitlines()[-1])
 
 
 KEPT = """
@@ -66,6 +53,8 @@ def test_pinned_thresholds_give_freed_memory_back() -> None:
     assert in_a_fresh_process(KEPT.format(change="")) > 60  # what happens without
     undone = in_a_fresh_process(KEPT.format(change=change + "()"))
     assert undone > 40
+    users_own = "import os; os.environ['MALLOC_MMAP_THRESHOLD_'] = os.environ['MALLOC_TRIM_THRESHOLD_'] = '1048576'; "
+    assert in_a_fresh_process(KEPT.format(change=users_own + change + "()")) < 10
 
 
 LAW = """
