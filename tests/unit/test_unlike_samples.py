@@ -76,6 +76,19 @@ def test_chunks_inside_micro_batches_of_which_the_last_is_as_long_as_there_are_c
     torch.testing.assert_close(net.weight.grad, expected, rtol=1e-10, atol=1e-12)
 
 
+def test_what_has_no_row_for_each_sample_does_not_get_smaller() -> None:
+    """4096 rows are no four samples' rows, though four goes into them: each micro-batch has all of them."""
+    net = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 4))
+    batch = {"weights": torch.ones(4), "x": torch.randn(4096, 64)}
+    step = stepped(net, lambda m, b: m(b["x"]).pow(2).mean() * b["weights"].mean(), batch)
+    plain, option = seen(step), LEVERS["microbatch"].options(seen(step))[-1]
+    with LEVERS["microbatch"].apply(step, option):
+        captured = memfit.profile(step, simulate=True)
+    predicted = LEVERS["microbatch"].rewrite(plain, option)
+    assert predicted.peak_bytes == pytest.approx(captured.peak_bytes, rel=0.02)
+    assert captured.peak_bytes == pytest.approx(plain.peak_bytes, rel=0.02)
+
+
 @pytest.fixture
 def uncuttable() -> Step:
     """The batch's first tensor has no samples."""

@@ -13,8 +13,8 @@ _PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
 
 
 def proportional_storages(trace: Trace) -> frozenset[int]:
-    """The numbers of the storages whose bytes are in proportion to the number of samples; the batch's own rows are among them."""
-    found = {n for n, s in enumerate(trace.storages) if s.kind == "batch" and s.shape and s.shape[0] % trace.batch_size == 0}
+    """The numbers of the storages whose bytes are in proportion to the number of samples; of the batch itself what has a row for each."""
+    found = {n for n, s in enumerate(trace.storages) if s.kind == "batch" and s.shape[:1] == (trace.batch_size,)}
     for now, op in enumerate(trace.ops):
         if op.phase == "optimizer":
             continue

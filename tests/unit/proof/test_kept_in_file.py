@@ -69,9 +69,7 @@ def test_it_is_the_last_resort_and_said() -> None:
     assert not sample_inside(step, 8 << 30, wants_float64=False).in_file
     sample = sample_inside(step, between(), wants_float64=False)
     assert sample.in_file and any("waited in a file" in note for note in sample.notes)
-    with pytest.raises(
-        memfit.MemfitError, match=r"MiB, and \d+ MiB with what .* in a file.* Give a larger --budget"
-    ):
+    with pytest.raises(memfit.MemfitError, match=r"iB, and [\d.]+ .iB with what .* in a file.* Give a larger --budget"):
         sample_inside(step, 1 << 20, wants_float64=False)
 
 
