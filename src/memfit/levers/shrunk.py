@@ -22,15 +22,15 @@ class Shrunk:
         return count * self.samples // self.trace.batch_size
 
     def storage(self, number: int) -> Storage:
-        """A storage made in the step."""
+        """A storage made in the step, or the batch itself, which stays whole while a part of its rows is used."""
         storage = self.trace.storages[number]
         if self._is_loss(storage):
             return replace(storage, bytes=min(storage.bytes, 8))
-        if number not in self.growing or storage.kind:
+        if number not in self.growing:
             return storage
         dim = next(d for d, length in enumerate(storage.shape) if length and length % self.trace.batch_size == 0)
         shape = (*storage.shape[:dim], self.share(storage.shape[dim]), *storage.shape[dim + 1 :])
-        return replace(storage, bytes=self.share(storage.bytes), shape=shape)
+        return replace(storage, bytes=storage.bytes if storage.kind else self.share(storage.bytes), shape=shape)
 
     def _is_loss(self, storage: Storage) -> bool:
         """A loss may hold more than its one number; weighted, it is let go before backward."""
@@ -58,6 +58,6 @@ class Shrunk:
             columns = native_columns((1, *given.shape[1:]), weight.shape, (1, *output.shape[1:]), *wanted)
             if columns is not None:
                 return 4 * columns
-        size = given.bytes // math.prod(given.shape)
+        size = output.bytes // math.prod(output.shape)
         fixed = fixed_part(op.workspace, given.shape, weight.shape, output.shape, size) if size else 0
         return fixed + self.share(op.workspace - fixed)
