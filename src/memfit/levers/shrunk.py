@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+import torch
+
 from memfit.ops.convolutions import fixed_part, native_columns
 from memfit.records import Op, Storage, Trace
 
@@ -58,6 +60,5 @@ class Shrunk:
             columns = native_columns((1, *given.shape[1:]), weight.shape, (1, *output.shape[1:]), *wanted)
             if columns is not None:
                 return 4 * columns
-        size = output.bytes // math.prod(output.shape)
-        fixed = fixed_part(op.workspace, given.shape, weight.shape, output.shape, size) if size else 0
+        fixed = fixed_part(op.workspace, given.shape, weight.shape, output.shape, getattr(torch, given.dtype).itemsize)
         return fixed + self.share(op.workspace - fixed)
