@@ -6,7 +6,7 @@ with eager levers and, beside inductor, with the compile lever allowed. Peaks ar
 interleaved, the minimum of several, with malloc keeping its pages, since what page faults cost depends on what ran before. Eager runs twice
 under two names, and what lies between the two is the noise of the run. Where one of memfit's points seems beaten, it, its rival and eager
 are run as often again, once. Gradients are compared with eager's; wrong are those further off than three times eager's own distance from
-float64's. Results are kept by model and compilers in results/frontier.json; results/frontier.md and frontier.svg are made of them.
+float64's. Each model's latest run is kept in results/frontier.json; results/frontier.md and frontier.svg are made of them.
 """
 
 from __future__ import annotations
@@ -176,9 +176,8 @@ def main() -> None:
     for name in arguments.models:
         console.print(f"[bold]{name}")
         ways = measure(name, arguments.rounds, tuple(arguments.shares), tuple(arguments.compilers), console)
-        run = ", ".join((name, *arguments.compilers))
-        results[run] = [way.record() for way in ways]
-        console.print(table_of(results[run]))
+        results[name] = [way.record() for way in ways]
+        console.print(table_of(results[name]))
         kept.write_text(json.dumps(results, indent=1) + "\n")
         write_report(results, RESULTS)
 

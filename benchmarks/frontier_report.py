@@ -11,7 +11,7 @@ _HEADER = ("way", "peak", "of eager", "CPU time", "gradients", "inside its limit
 _COLOURS = {"memfit": "#0b7a75", "eager": "#222222", "checkpoint": "#d1495b", "save_on_cpu": "#8d99ae"}
 _COLOURS |= {"micro-batching": "#edae49", "aot_eager": "#6a4c93", "inductor": "#1982c4", "memfit, compile allowed": "#70c1b3"}
 _LONGEST_NAME = 70
-_PANELS = 4  # of the picture, side by side
+_PANELS = 3  # of the picture, side by side
 
 
 def cells(way: dict[str, Any], eager: dict[str, Any]) -> list[str]:
@@ -82,25 +82,32 @@ def draw(results: dict[str, list[dict[str, Any]]], path: Path) -> None:
     from matplotlib import pyplot
 
     rows = -(-len(results) // _PANELS)
-    figure, axes = pyplot.subplots(rows, _PANELS, figsize=(4.2 * _PANELS, 4 * rows), squeeze=False, layout="constrained")
+    figure, axes = pyplot.subplots(rows, _PANELS, figsize=(4.2 * _PANELS, 3.6 * rows), squeeze=False, layout="constrained")
     for axis in axes.flat[len(results) :]:
         axis.set_axis_off()
     for axis, (model, ways) in zip(axes.flat, results.items(), strict=False):
-        for family, colour in _COLOURS.items():
-            points = sorted(
-                (w["peak"] / ways[0]["peak"], w["seconds"] / ways[0]["seconds"], "WRONG" in w["gradients"])
-                for w in ways
-                if w["family"] == family
-            )
-            right = [p for p in points if not p[2]]
-            axis.plot(
-                [p[0] for p in right], [p[1] for p in right], "-o" if family == "memfit" else "o", color=colour, label=family, markersize=5
-            )
-            axis.plot([p[0] for p in points if p[2]], [p[1] for p in points if p[2]], "x", color=colour, markersize=7)
+        _draw_panel(axis, ways)
         axis.set(title=model, xlabel="peak, of eager's", xlim=(0, 1.1))
         axis.grid(alpha=0.3)
     for row in axes:
-        row[0].set_ylabel("CPU time, of eager's (x: wrong gradients)")
-    axes[0][0].legend(fontsize=8)
+        row[0].set_ylabel("CPU time, of eager's")
+    families = axes[0][0].get_legend_handles_labels()
+    figure.legend(
+        *families, loc="outside upper center", ncols=len(_COLOURS), fontsize=8, title="a cross: wrong gradients", title_fontsize=8
+    )
     figure.savefig(path)
     pyplot.close(figure)
+
+
+def _draw_panel(axis: Any, ways: list[dict[str, Any]]) -> None:
+    """One model: a colour a family, memfit's points joined."""
+    for family, colour in _COLOURS.items():
+        mine = [way for way in ways if way["family"] == family]
+        points = sorted((w["peak"] / ways[0]["peak"], w["seconds"] / ways[0]["seconds"], "WRONG" in w["gradients"]) for w in mine)
+        right, wrong = ([p[:2] for p in points if p[2] is crossed] for crossed in (False, True))
+        axis.plot(*_columns(right), "-o" if family == "memfit" else "o", color=colour, label=family, markersize=5)
+        axis.plot(*_columns(wrong), "x", color=colour, markersize=7)
+
+
+def _columns(points: list[tuple[float, float]]) -> tuple[list[float], list[float]]:
+    return [x for x, _ in points], [y for _, y in points]
