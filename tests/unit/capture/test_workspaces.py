@@ -18,7 +18,7 @@ from memfit.capture.workspaces import apart, collected, extending, remembered
 from memfit.capture.workspaces.apart import measure_apart
 from memfit.capture.workspaces.calls import Call, Shape
 from memfit.capture.workspaces.measured import Taken, measure
-from memfit.capture.workspaces.shrinking import smaller_calls
+from memfit.capture.workspaces.shrinking import shorter_call, smaller_calls
 
 aten = torch.ops.aten
 MIB = 2**20
@@ -39,6 +39,12 @@ def convolution_backward(channels: int, depth: int, height: int = 64, width: int
     return call(aten.convolution_backward.default, meta(1, channels, *out), image, weight, [channels], *geometry)
 
 
+def attention(func: Any, tensors: int, mask: torch.Tensor | None = None) -> Call:
+    """Of 2 samples of 2 heads over 4096 positions; a backward gets the sums of exponentials as well."""
+    sums = [] if tensors == 3 else [meta(2, 4096, 2).transpose(1, 2)]
+    return Call.of(func, (*(meta(2, 2, 4096, 64) for _ in range(tensors)), *sums, 0.0, False), {"attn_mask": mask, "scale": 0.125})
+
+
 LARGE = {
     "convolution backward": convolution_backward(16, 48),
     "strided convolution backward": convolution_backward(16, 49, stride=2),
@@ -50,6 +56,10 @@ LARGE = {
         *(meta(4, 32, 96, 96), meta(4, 32, 96, 96), meta(4, 8), meta(4, 8), meta(32), 4, 32, 96 * 96, 8, [True] * 3),
     ),
     "attention": call(aten._scaled_dot_product_flash_attention_for_cpu.default, *(meta(16, 8, 256, 64) for _ in range(3)), 0.0, True),
+    "attention over many positions": attention(aten._scaled_dot_product_flash_attention_for_cpu.default, 3),
+    "masked attention's backward": attention(
+        aten._scaled_dot_product_flash_attention_for_cpu_backward.default, 5, mask=meta(1, 1, 4096, 4096)
+    ),
     "half-precision product": call(aten.mm.default, meta(8192, 512, dtype=torch.bfloat16), meta(512, 1024, dtype=torch.bfloat16)),
     "layer norm backward": call(
         aten.native_layer_norm_backward.default,
@@ -83,6 +93,14 @@ def test_a_line_through_smaller_calls_tells_the_larger_one(name: str) -> None:
     assert abs(inside - truth.inside) <= 0.02 * truth.inside + 64 * 1024
     assert abs(kept - truth.kept) <= 0.001 * truth.kept
     assert unsure <= 0.02 * inside
+
+
+def test_attention_is_tried_on_few_positions() -> None:
+    """Their square is the work: 65,536 of one head would take minutes, and are no more than 64 MiB."""
+    many = Call.of(aten._scaled_dot_product_flash_attention_for_cpu.default, (*(meta(1, 1, 65_536, 64) for _ in range(3)), 0.0, False), {})
+    assert [c.args[0].size for c in smaller_calls(many, 12 * MIB)] == [(1, 1, 1024, 64), (1, 1, 2048, 64)]
+    shorter, times = shorter_call(many, many.nbytes // 16) or (many, 0.0)
+    assert shorter.args[1].size == (1, 1, 4096, 64) and times == 16**2
 
 
 def made_up(inside: Callable[[int], int], *depths: int) -> list[tuple[Call, Taken]]:

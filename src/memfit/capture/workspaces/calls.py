@@ -89,6 +89,11 @@ class Call:
         """What the arguments take; outputs and workspace are of the same order."""
         return sum(shape.nbytes for shape in self.shapes())
 
+    @property
+    def operand_bytes(self) -> int:
+        """The same without what is given by name: an attention's mask grows faster than all that the operator takes inside."""
+        return sum(shape.nbytes for shape in _shapes(self.args)) or self.nbytes
+
     def with_shapes(self, change: Callable[[Shape], Shape]) -> Call:
         """The same call on other shapes."""
         return replace(self, args=_map(self.args, change, Shape), kwargs=_map(self.kwargs, change, Shape))

@@ -56,14 +56,14 @@ def trials_of(call: Call, outputs: int, limit: int) -> list[Call]:
 
 def extended(call: Call, points: Points, outputs: int, before: Points = ()) -> Extended:
     """What a call takes, on the line through smaller calls; `before`: still smaller ones."""
-    nbytes = call.nbytes
+    nbytes = call.operand_bytes
     if not points:  # it would not run on zeros
-        return Extended(0.0, _HUNGRIEST * nbytes, 0.0)
+        return Extended(0.0, _HUNGRIEST * call.nbytes, 0.0)
     (small, little), (large, much) = points[0], points[-1]
-    if large.nbytes == nbytes:
+    if large.operand_bytes == nbytes:
         return Extended(float(much.inside), 0.0, float(much.kept))
-    if large.nbytes == small.nbytes:
-        return Extended(much.inside * nbytes / large.nbytes, float(nbytes), much.kept * nbytes / large.nbytes)
+    if large.operand_bytes == small.operand_bytes:
+        return Extended(much.inside * nbytes / large.operand_bytes, float(nbytes), much.kept * nbytes / large.operand_bytes)
     inside, kept = _on_line(points, nbytes), much.kept + (much.kept - little.kept) * _along(points, nbytes)
     if call.func is not _IN_PASSES or _is_straight(points, before):
         return Extended(inside, _LINE_ERROR * inside, kept, points)
@@ -77,7 +77,7 @@ def extended(call: Call, points: Points, outputs: int, before: Points = ()) -> E
 
 def _along(points: Points, nbytes: int) -> float:
     """How far beyond the larger of two calls, in steps from the smaller to it."""
-    return (nbytes - points[-1][0].nbytes) / (points[-1][0].nbytes - points[0][0].nbytes)
+    return (nbytes - points[-1][0].operand_bytes) / (points[-1][0].operand_bytes - points[0][0].operand_bytes)
 
 
 def _on_line(points: Points, nbytes: int) -> float:
@@ -106,8 +106,8 @@ def _copy_seen(call: Call, smaller: Call, taken: int) -> int:
 
 def _is_straight(points: Points, before: Points) -> bool:
     """Whether larger calls lie on the line of smaller ones, and it rises: what stays the same may hide what grows."""
-    if len(before) < 2 or before[-1][0].nbytes >= points[-1][0].nbytes:
+    if len(before) < 2 or before[-1][0].operand_bytes >= points[-1][0].operand_bytes:
         return False
-    nbytes, much = points[-1][0].nbytes, points[-1][1].inside
+    nbytes, much = points[-1][0].operand_bytes, points[-1][1].inside
     rises = much - points[0][1].inside > _STRAIGHT * much
     return rises and abs(_on_line(before, nbytes) - much) <= _STRAIGHT * much

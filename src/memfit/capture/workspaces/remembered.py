@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-_FORMATS = {"workspaces": 6, "times": 2}  # of the entries: [bytes inside, their uncertainty, bytes kept]; [seconds, of all processors]
+_FORMATS = {"workspaces": 7, "times": 3}  # of the entries: [bytes inside, their uncertainty, bytes kept]; [seconds, of all processors]
 
 
 def machine_kind() -> str:

@@ -1,7 +1,8 @@
 """Smaller calls of the same kind, from which the workspace of a call too large to try can be extrapolated.
 
-Along one dimension at a time: samples, the first spatial dimension of a convolution, heads or channels where an op treats each alike.
-Workspaces grow linearly along these, apart from a constant part (buffers per thread), so two smaller calls tell the larger one.
+Along one dimension at a time: samples, the first spatial dimension of a convolution, an attention's positions, heads or channels where
+an op treats each alike. Workspaces grow linearly along these, apart from a constant part (buffers per thread), so two smaller calls
+tell the larger one.
 """
 
 from __future__ import annotations
@@ -26,9 +27,15 @@ class Axis:
     full: int
     make: Callable[[int], Call | None]
     shortest: int = 1
+    power: int = 1  # of the length that the work grows with
 
 
 _MATRICES = {aten.mm.default: "mk kn", aten.addmm.default: "_ mk kn", aten.bmm.default: "bmk bkn", aten.baddbmm.default: "_ bmk bkn"}
+_ATTENTION = (
+    aten._scaled_dot_product_flash_attention_for_cpu.default,
+    aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
+)
+_FEWEST_POSITIONS = 1024  # from 768 on, torch cuts an attention's positions into blocks of one size
 _ONEDNN_FROM = 20_480  # a lone image goes to oneDNN when the product of its first four dimensions is larger
 
 
@@ -36,6 +43,7 @@ def smaller_calls(call: Call, limit: int) -> list[Call]:
     """Two calls of about `limit` bytes that are shorter along one dimension; none if there is no such way."""
     for axis in _axes(call):
         long = max(int(axis.full * limit / max(call.nbytes, 1)), axis.shortest + (axis.shortest + 1) // 2)
+        long = long if axis.power == 1 else min(long, 2 * axis.shortest)  # more would be many times the work, and tell the same
         short = max(axis.shortest, long // 2)
         made = [axis.make(length) for length in (short, long)] if short < long < axis.full else []
         calls = [shrunk for shrunk in made if shrunk is not None and shrunk.nbytes < 4 * limit]
@@ -51,7 +59,7 @@ def shorter_call(call: Call, limit: int) -> tuple[Call, float] | None:
         made = axis.make(length) if length < axis.full else None
         if made is not None and made.nbytes < min(2 * limit, call.nbytes):
             of_lists = "_foreach_" in str(call.func) or "_fused_" in str(call.func)
-            return made, call.nbytes / made.nbytes if of_lists else axis.full / length
+            return made, call.nbytes / made.nbytes if of_lists else (axis.full / length) ** axis.power
     return None
 
 
@@ -75,6 +83,8 @@ def _axes(call: Call) -> Iterator[Axis]:
     elif "_foreach_" in str(call.func) or "_fused_" in str(call.func):
         yield from _list_axes(call)
     else:
+        if call.func in _ATTENTION:
+            yield from _position_axes(call)
         yield from _shared_axes(call)
 
 
@@ -147,6 +157,25 @@ def _list_axes(call: Call) -> Iterator[Axis]:
     )
     rows = alone.args[0][0].size[0] if alone.args[0][0].size else 1
     yield Axis(rows, partial(_all_resized, alone, 0, rows))
+
+
+def _position_axes(call: Call) -> Iterator[Axis]:
+    """Before all others: along samples, heads or channels even a small call on many positions would take minutes."""
+    lengths = [shape.size[2] for shape in call.args if isinstance(shape, Shape) and len(shape.size) == 4]
+    same = len(set(lengths)) == 1  # of queries and keys
+    for length in sorted(set(lengths), reverse=True):
+        yield Axis(length, partial(_with_positions, call, length), _FEWEST_POSITIONS, 2 if same else 1)
+
+
+def _with_positions(call: Call, length: int, shorter: int) -> Call:
+    """Third in queries, keys, values, their gradients and the sums of exponentials; in a mask last as well."""
+
+    def shortened(shape: Shape) -> Shape:
+        for dim in range(2, len(shape.size)):
+            shape = shape.resized(dim, shorter) if shape.size[dim] == length else shape
+        return shape
+
+    return call.with_shapes(shortened)
 
 
 def _shared_axes(call: Call) -> Iterator[Axis]:
