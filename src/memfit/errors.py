@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 __all__ = ["CannotSimulate", "Infeasible", "MemfitError", "NotEquivalent", "PlanError", "RecordError", "StepError", "TargetError"]
 
@@ -54,14 +55,15 @@ class Infeasible(MemfitError):
     """The planner's honest no: the lowest that can be reached, what fills it, and what would help."""
 
     exit_code = 1
+    plan: Any = None  # a records.Plan, where there was one and it could not be proven
 
     def __init__(self, message: str, lowest_bytes: int, reachable_bytes: dict[str, int]) -> None:
         self.lowest_bytes, self.reachable_bytes = lowest_bytes, reachable_bytes
         super().__init__(message)
 
-    def __reduce__(self) -> tuple[type[Infeasible], tuple[str, int, dict[str, int]]]:
+    def __reduce__(self) -> tuple[type[Infeasible], tuple[Any, ...], dict[str, Any]]:
         """So that it comes back whole from another process."""
-        return Infeasible, (str(self), self.lowest_bytes, self.reachable_bytes)
+        return Infeasible, (str(self), self.lowest_bytes, self.reachable_bytes), vars(self)
 
 
 class NotEquivalent(MemfitError):
@@ -73,13 +75,15 @@ class NotEquivalent(MemfitError):
     """
 
     exit_code = 1
+    plan: Any = None  # the records.Plan that was refused, where `fit` refused it
 
-    def __init__(self, what: str, error: float | None, bound: float | None, culprit: str) -> None:
+    def __init__(self, what: str, error: float | None, bound: float | None, culprit: str, verdict: Any = None) -> None:
         self.what, self.error, self.bound, self.culprit = what, error, bound, culprit
+        self.verdict = verdict  # the records.Verdict with all of it
         blame = f"The lever to blame is {culprit}: plan without it." if culprit else "No single lever could be blamed."
         off = "" if error is None or bound is None else f" is off by {error:.3g}, at most {bound:.3g} is allowed"
         super().__init__(f"The fitted step is not the same training: {what}{off}.\n{blame}")
 
-    def __reduce__(self) -> tuple[type[NotEquivalent], tuple[str, float | None, float | None, str]]:
+    def __reduce__(self) -> tuple[type[NotEquivalent], tuple[Any, ...], dict[str, Any]]:
         """So that it comes back whole from another process."""
-        return NotEquivalent, (self.what, self.error, self.bound, self.culprit)
+        return NotEquivalent, (self.what, self.error, self.bound, self.culprit), vars(self)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from memfit.applying import apply_plan
 from memfit.capture.process import base_bytes
-from memfit.errors import Infeasible, MemfitError
+from memfit.errors import Infeasible, MemfitError, NotEquivalent
 from memfit.levers import LEVERS, Lever, Undo
 from memfit.planning import planned
 from memfit.proof import prove, require
@@ -114,9 +115,10 @@ def fit(
         found = planned(step, budget, allow=allow, host_budget=host_budget, levers=levers, progress=progress, first=first)
         first = first or found.plain
         progress("verifying the plan")
-        verdict = prove(step, found.plan, found.plain, _STEPS, parse_bytes(budget), smaller_batch, levers, progress)
-        if verdict.exactness not in _NEVER_EQUIVALENT and not _nothing_could_be_compared(verdict):
-            require(verdict)
+        with _naming(found.plan):
+            verdict = prove(step, found.plan, found.plain, _STEPS, parse_bytes(budget), smaller_batch, levers, progress)
+            if verdict.exactness not in _NEVER_EQUIVALENT and not _nothing_could_be_compared(verdict):
+                require(verdict)
         high = _high_by_now(step, found.fitted)
         if high <= parse_bytes(budget):
             return Fitted(step, found.plan, verdict, found.plain, found.fitted, apply_plan(step, found.plan, levers))
@@ -127,6 +129,16 @@ def fit(
         high,
         {},
     )
+
+
+@contextmanager
+def _naming(plan: Plan) -> Iterator[None]:
+    """A no of the proof tells which plan it is about."""
+    try:
+        yield
+    except (Infeasible, NotEquivalent) as no:
+        no.plan = plan
+        raise
 
 
 def _high_by_now(step: Step, fitted: Ledger) -> int:

@@ -14,6 +14,7 @@ from memfit.planning import is_measured_as_a_whole
 from memfit.profiling import profile
 from memfit.records import Ledger
 from memfit.step import Batch, Step
+from memfit.units import format_bytes
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,15 @@ class Trial:
     fitted: Fitted
     measured: Ledger
     losses: tuple[float | dict[str, float], ...]
+
+    @property
+    def inside(self) -> bool:
+        """Whether it stayed inside its budget."""
+        return self.measured.process_bytes <= self.fitted.plan.budget_bytes
+
+    def _how_it_ran_outside(self) -> str:
+        taken, budget = format_bytes(self.measured.process_bytes), format_bytes(self.fitted.plan.budget_bytes)
+        return f"It ran outside the budget: the process took {taken}, and the budget is {budget}."
 
     @property
     def losses_in_words(self) -> list[str]:
@@ -43,6 +53,7 @@ class Trial:
             "verdict": fitted.verdict.to_dict(),
             "steps": len(self.losses),
             "losses": [_finite(loss) for loss in self.losses],
+            "reason": None if self.inside else self._how_it_ran_outside(),
         }
 
 

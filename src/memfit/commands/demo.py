@@ -10,8 +10,11 @@ from rich.console import Console
 
 import memfit
 from memfit.commands.fit import print_trial
-from memfit.commands.screen import Screen, progress_on, stdout_for_json
+from memfit.commands.no import answer_for_json
+from memfit.commands.screen import Screen, progress_on
+from memfit.errors import Infeasible
 from memfit.report.terminal import print_profile
+from memfit.units import parse_bytes
 
 _BUDGET = "1600MiB"
 _STEPS = 2
@@ -24,12 +27,15 @@ def demo_command(as_json: bool) -> None:
     from memfit.demo_step import volume_autoencoder
     from memfit.trial import try_out
 
-    with stdout_for_json() if as_json else contextlib.nullcontext(), progress_on(Console(stderr=True)) as progress:
+    guarded = answer_for_json("memfit.demo/1", parse_bytes(_BUDGET)) if as_json else contextlib.nullcontext()
+    with guarded, progress_on(Console(stderr=True)) as progress:
         fitted = memfit.fit(volume_autoencoder(), _BUDGET, progress=progress)
         trial = try_out(fitted, _STEPS, progress)
     if as_json:
         click.echo(json.dumps(trial.to_dict() | {"schema": "memfit.demo/1"}))
-        return
-    screen = Screen()
-    print_profile(fitted.baseline, screen)
-    print_trial(trial, screen)
+    else:
+        screen = Screen()
+        print_profile(fitted.baseline, screen)
+        print_trial(trial, screen)
+    if not trial.inside:
+        raise click.exceptions.Exit(Infeasible.exit_code)

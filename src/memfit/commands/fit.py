@@ -11,7 +11,8 @@ import click
 from rich.console import Console
 
 import memfit
-from memfit.commands.screen import Screen, progress_on, stdout_for_json
+from memfit.commands.no import answer_for_json
+from memfit.commands.screen import Screen, progress_on
 from memfit.commands.target import load_step, step_errors
 from memfit.errors import Infeasible
 from memfit.records import EXACTNESS
@@ -46,7 +47,8 @@ def fit_command(target: str, budget: str, host_budget: str | None, allow: str, s
     from memfit.trial import try_out
 
     budget_bytes = parse_bytes(budget)
-    with stdout_for_json() if as_json else contextlib.nullcontext(), progress_on(Console(stderr=True)) as progress:
+    guarded = answer_for_json("memfit.fit/1", budget_bytes) if as_json else contextlib.nullcontext()
+    with guarded, progress_on(Console(stderr=True)) as progress:
         progress("building the step")
         step = load_step(target, simulate=False)
         with step_errors():
@@ -57,7 +59,7 @@ def fit_command(target: str, budget: str, host_budget: str | None, allow: str, s
         click.echo(json.dumps(trial.to_dict()))
     else:
         print_trial(trial, Screen())
-    if trial.measured.process_bytes > budget_bytes:
+    if not trial.inside:
         raise click.exceptions.Exit(Infeasible.exit_code)
 
 

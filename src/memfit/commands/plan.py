@@ -13,6 +13,7 @@ import click
 from rich.console import Console
 
 import memfit
+from memfit.commands.no import no_plan
 from memfit.commands.screen import Screen, progress_on, stdout_for_json
 from memfit.commands.target import load_step, step_errors
 from memfit.errors import Infeasible, MemfitError
@@ -81,10 +82,7 @@ def _largest(
 
 def _record(found: memfit.Plan | Infeasible, budget: int) -> dict[str, Any]:
     """A plan's keys, also where there is none."""
-    if isinstance(found, memfit.Plan):
-        return found.to_dict()
-    none = memfit.Plan(False, budget, 0, found.lowest_bytes, None, "bitwise", (), reachable_bytes=found.reachable_bytes)
-    return none.to_dict() | {"predicted_peak_bytes": None, "predicted_process_bytes": None, "exactness": None, "reason": str(found)}
+    return found.to_dict() if isinstance(found, memfit.Plan) else no_plan(found, budget)
 
 
 def _refuse_missing_folder(path: str) -> None:

@@ -109,7 +109,7 @@ def require(verdict: Verdict) -> Verdict:
     True
     """
     if not verdict.equivalent:
-        raise NotEquivalent(verdict.worst.what, verdict.worst.error, verdict.worst.bound, verdict.culprit)
+        raise NotEquivalent(verdict.worst.what, verdict.worst.error, verdict.worst.bound, verdict.culprit, verdict)
     return verdict
 
 

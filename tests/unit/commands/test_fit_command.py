@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -43,9 +44,56 @@ def test_batches_of_the_loader_and_losses_of_phases(target: str, count: int, cap
 
 
 def test_an_impossible_budget_exits_1(capfd: pytest.CaptureFixture[str]) -> None:
-    assert run(["fit", "train.py:build", "--budget", "1MiB", "--json"]) == 1
+    assert run(["fit", "train.py:build", "--budget", "1MiB"]) == 1
     out, err = capfd.readouterr()
-    assert out == "" and "This step does not fit 1.00 MiB" in err
+    assert "memfit plan" not in out and err.startswith("This step does not fit 1.00 MiB")
+
+
+def test_json_says_that_nothing_fits_as_a_plan_would(capfd: pytest.CaptureFixture[str]) -> None:
+    assert run(["fit", "train.py:build", "--budget", "1MiB", "--json"]) == 1
+    out = capfd.readouterr().out
+    said = json.loads(out)
+    assert out.count("\n") == 1 and said["schema"] == "memfit.fit/1" and said["verdict"] is None
+    assert said["reason"].startswith("This step does not fit 1.00 MiB") and said["plan"]["reason"] == said["reason"]
+    plan = said["plan"]
+    assert plan["schema"] == "memfit.plan/1" and plan["feasible"] is False and plan["budget_bytes"] == 2**20
+    assert plan["lowest_bytes"] == plan["reachable_bytes"]["reordered"] > 2**20
+
+
+def test_json_says_which_plan_the_proof_refused_and_why(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    from memfit import fitting
+    from small_levers import WRONG, SmallLever, plan_of
+
+    wrong: SmallLever = WRONG["weakened"]
+    found = fitting.planned
+
+    def planned(step: memfit.Step, budget: int, **options: object) -> object:
+        return replace(found(step, budget), plan=plan_of(step, wrong))
+
+    fit = memfit.fit
+    monkeypatch.setattr(fitting, "planned", planned)
+    monkeypatch.setattr(memfit, "fit", lambda step, budget, **options: fit(step, budget, levers={wrong.name: wrong}))
+    assert run(["fit", "train.py:build", "--budget", "16GiB", "--json"]) == 1
+    out = capfd.readouterr().out
+    said = json.loads(out)
+    verdict = Verdict.from_dict(said["verdict"])
+    assert out.count("\n") == 1 and not verdict.equivalent and verdict.culprit == "weakened"
+    assert said["reason"].startswith("The fitted step is not the same training") and "weakened" in said["reason"]
+    assert [lever.name for lever in Plan.from_dict(said["plan"]).levers] == ["weakened"]
+
+
+def test_the_demo_says_no_as_fit_does(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    def fit(step: memfit.Step, budget: str, **options: object) -> memfit.Fitted:
+        print("words of the user's")
+        raise memfit.Infeasible("It does not fit here.", 7, {"bitwise": 9})
+
+    monkeypatch.setattr("memfit.demo_step.volume_autoencoder", lambda: None)
+    monkeypatch.setattr(memfit, "fit", fit)
+    assert run(["demo", "--json"]) == 1
+    out = capfd.readouterr().out
+    said = json.loads(out)
+    assert out.count("\n") == 1 and said["schema"] == "memfit.demo/1" and said["reason"] == "It does not fit here."
+    assert said["plan"]["feasible"] is False and said["plan"]["lowest_bytes"] == 7
 
 
 def test_a_plan_that_there_is_no_room_to_prove_is_a_no(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
@@ -56,12 +104,14 @@ def test_a_plan_that_there_is_no_room_to_prove_is_a_no(monkeypatch: pytest.Monke
     assert run(["fit", "train.py:build", "--budget", "8MiB"]) == 1
     err = capfd.readouterr().err
     assert err.startswith("The plain step cannot be run inside 8.00 MiB") and "Give a larger --budget" in err
+    assert run(["fit", "train.py:build", "--budget", "8MiB", "--json"]) == 1
+    said = json.loads(capfd.readouterr().out)
+    assert said["reason"].startswith("The plain step cannot be run inside 8.00 MiB")
+    assert Plan.from_dict(said["plan"]).budget_bytes == 16 * 2**30  # it is the proof that has no room
 
 
 def test_a_run_that_left_its_budget_is_a_no(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     """Prediction and promise are the planner's; what is measured is told in any case."""
-    from dataclasses import replace
-
     plain = memfit.fit
 
     def fit(step: memfit.Step, budget: int, **options: object) -> memfit.Fitted:
@@ -71,6 +121,8 @@ def test_a_run_that_left_its_budget_is_a_no(monkeypatch: pytest.MonkeyPatch, cap
     monkeypatch.setattr(memfit, "fit", fit)
     assert run(["fit", "train.py:build", "--budget", "8MiB", "--steps", "1"]) == 1
     assert "It ran outside the budget: " in capfd.readouterr().out
+    assert run(["fit", "train.py:build", "--budget", "8MiB", "--steps", "1", "--json"]) == 1
+    assert json.loads(capfd.readouterr().out)["reason"].startswith("It ran outside the budget: the process took ")
 
 
 @pytest.mark.parametrize(
@@ -84,9 +136,9 @@ def test_a_run_that_left_its_budget_is_a_no(monkeypatch: pytest.MonkeyPatch, cap
     ],
 )
 def test_a_mistake_is_one_message_and_exit_2(arguments: list[str], words: str, capfd: pytest.CaptureFixture[str]) -> None:
-    assert run(["fit", *arguments]) == 2
-    err = capfd.readouterr().err
-    assert words in err and "Traceback" not in err and "memfit failed" not in err
+    assert run(["fit", *arguments, "--json"]) == 2
+    out, err = capfd.readouterr()
+    assert out == "" and words in err and "Traceback" not in err and "memfit failed" not in err
 
 
 def test_compiling_is_measured_only_where_the_plain_step_has_room(

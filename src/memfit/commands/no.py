@@ -1,0 +1,34 @@
+"""An honest no for scripts: with --json it is one object on standard output, with the keys that a yes would have."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import click
+
+from memfit.commands.screen import stdout_for_json
+from memfit.errors import Infeasible, NotEquivalent
+from memfit.records import Plan
+
+
+@contextlib.contextmanager
+def answer_for_json(schema: str, budget: int) -> Iterator[None]:
+    """Standard output is for the answer alone; a no prints what was planned, what the proof found and why, and exits as it would."""
+    try:
+        with stdout_for_json():
+            yield
+    except (Infeasible, NotEquivalent) as no:
+        plan = no_plan(no, budget) if no.plan is None and isinstance(no, Infeasible) else no.plan and no.plan.to_dict()
+        verdict = no.verdict.to_dict() if isinstance(no, NotEquivalent) and no.verdict else None
+        click.echo(json.dumps({"schema": schema, "plan": plan, "verdict": verdict, "reason": str(no)}))
+        raise click.exceptions.Exit(no.exit_code) from no
+
+
+def no_plan(no: Infeasible, budget: int) -> dict[str, Any]:
+    """A plan's keys where there is none; `lowest_bytes` is the upper end of the lowest process that could be reached."""
+    none = Plan(False, budget, 0, 0, None, "bitwise", (), reachable_bytes=no.reachable_bytes).to_dict()
+    none |= {"predicted_peak_bytes": None, "predicted_process_bytes": None, "exactness": None}
+    return none | {"lowest_bytes": no.lowest_bytes, "reason": str(no)}
