@@ -234,7 +234,7 @@ class _Planning:
             exactness=loosest([o.exactness for o in options]),
             levers=planned_levers(self.timed, options, self.levers, {"saved": winner.table.seconds * winner.combination.repeats}),
             alternatives=alternatives(winner, proposals),
-            reachable_bytes=self._reachable(proposer, fitted.process_high_bytes),
+            reachable_bytes={**self._reachable(proposer, fitted.process_high_bytes)},
             planning_seconds=time.monotonic() - self.started,
             step=fingerprint(self.step),
             predicted_host_bytes=self.plain.process.host_bytes + put_on_host(winner),

@@ -257,11 +257,15 @@ class Plan(Record):
     exactness: str  # the loosest class among the levers
     levers: tuple[PlannedLever, ...]
     alternatives: tuple[Alternative, ...] = ()
-    reachable_bytes: dict[str, int] = field(default_factory=dict)  # the lowest peak under each class of exactness
+    reachable_bytes: dict[str, int | None] = field(default_factory=dict)  # each class: the lowest process, its upper end; None: not weighed
     planning_seconds: float = 0.0
     step: dict[str, str] = field(default_factory=dict)  # readable facts that tell the step it was made for
     predicted_host_bytes: int = 0  # where the device has memory of its own: of the host's, with what is put away there
     times: str = ""  # what costs rest on: "measured" on this machine op by op, "measured in part", "estimated"; "" where nothing costs
+
+    def __post_init__(self) -> None:
+        """Every class is there: looser ones than allowed are not weighed where there is a plan, and none where the step fits as it is."""
+        object.__setattr__(self, "reachable_bytes", dict.fromkeys(EXACTNESS) | self.reachable_bytes)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:

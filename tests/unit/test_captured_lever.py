@@ -126,7 +126,8 @@ def test_half_precision_is_left_out_where_it_is_emulated_and_something_cheap_doe
     said = [other.rejected_because for other in plan.alternatives if other.rejected_because.startswith("not weighed")]
     why = "not weighed: this processor takes 8 times as long for a convolution in bfloat16 as in float32"
     assert said == ([] if weighed else [why])
-    assert ("rounded" in plan.reachable_bytes) == weighed and plan.reachable_bytes["reordered"] < plain.process_high_bytes
+    reordered, rounded = plan.reachable_bytes["reordered"], plan.reachable_bytes["rounded"]
+    assert (rounded is not None) == weighed and reordered is not None and reordered < plain.process_high_bytes
 
 
 def test_emulated_half_precision_is_weighed_where_nothing_else_fits(monkeypatch: pytest.MonkeyPatch) -> None:

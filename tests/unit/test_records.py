@@ -8,7 +8,7 @@ import pytest
 import memfit
 from memfit import Ledger
 from memfit.errors import RecordError
-from memfit.records import CATEGORIES, Plan, Trace
+from memfit.records import CATEGORIES, EXACTNESS, Plan, Trace
 from small_steps import two_phases
 
 CONTRACT = {
@@ -84,6 +84,13 @@ def test_a_damaged_profile_says_so() -> None:
     for name in ("by_module", "at_peak", "process", "timeline"):
         with pytest.raises(RecordError, match=f"This Ledger is damaged: {name} is 'x'"):
             Ledger.from_dict(whole | {name: "x"})
+
+
+def test_what_a_plan_could_reach_is_said_of_every_class_also_by_an_old_file() -> None:
+    old = Plan(True, 1, 1, 1, 1, "bitwise", ()).to_dict() | {"reachable_bytes": {"bitwise": 7, "reordered": 5}}
+    plan = Plan.from_dict(old)
+    assert plan.reachable_bytes == {"bitwise": 7, "reordered": 5, "redrawn": None, "rounded": None, "altered": None}
+    assert tuple(plan.to_dict()["reachable_bytes"]) == EXACTNESS and Plan.from_dict(plan.to_dict()) == plan
 
 
 def test_what_says_that_nothing_fits_is_no_plan() -> None:

@@ -29,6 +29,6 @@ def answer_for_json(schema: str, budget: int) -> Iterator[None]:
 
 def no_plan(no: Infeasible, budget: int) -> dict[str, Any]:
     """A plan's keys where there is none; `lowest_bytes` is the upper end of the lowest process that could be reached."""
-    none = Plan(False, budget, 0, 0, None, "bitwise", (), reachable_bytes=no.reachable_bytes).to_dict()
+    none = Plan(False, budget, 0, 0, None, "bitwise", (), reachable_bytes={**no.reachable_bytes}).to_dict()
     none |= {"predicted_peak_bytes": None, "predicted_process_bytes": None, "exactness": None}
     return none | {"lowest_bytes": no.lowest_bytes, "reason": str(no)}

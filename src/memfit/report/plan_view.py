@@ -46,7 +46,7 @@ def plan_view(plan: Plan) -> PlanView:
         tuple(_figures(plan)),
         tuple(map(_lever, plan.levers)),
         tuple(map(_loser, plan.alternatives)),
-        tuple((format_bytes(plan.reachable_bytes[c]), c) for c in EXACTNESS if c in plan.reachable_bytes),
+        tuple((format_bytes(size), c) for c in EXACTNESS if (size := plan.reachable_bytes[c]) is not None),
     )
 
 

@@ -7,7 +7,7 @@ import pytest
 
 import memfit
 from memfit.commands.main import run
-from memfit.records import Plan, PlannedLever
+from memfit.records import EXACTNESS, Plan, PlannedLever
 
 pytestmark = pytest.mark.usefixtures("train")
 KEYS = {
@@ -27,6 +27,7 @@ def test_json_is_all_that_is_on_standard_output(capfd: pytest.CaptureFixture[str
     said = json.loads(out)
     assert out.count("\n") == 1 and said.keys() >= KEYS and said["feasible"] is True and said["budget_bytes"] == 16 * 2**30
     assert Plan.from_dict(said).levers == ()
+    assert said["reachable_bytes"] == dict.fromkeys(EXACTNESS)  # nothing had to be weighed
 
 
 def test_an_impossible_budget_exits_1_with_what_would_help(capfd: pytest.CaptureFixture[str], train: Path) -> None:
@@ -38,6 +39,7 @@ def test_an_impossible_budget_exits_1_with_what_would_help(capfd: pytest.Capture
     said = json.loads(capfd.readouterr().out)
     assert said.keys() >= KEYS and said["feasible"] is False and said["budget_bytes"] == 2**20
     assert said["reachable_bytes"]["reordered"] > 2**20 and said["predicted_peak_bytes"] is None and "does not fit" in said["reason"]
+    assert all(said["reachable_bytes"][word] > 2**20 for word in EXACTNESS)
     assert said["lowest_bytes"] == said["reachable_bytes"]["reordered"]
 
 
