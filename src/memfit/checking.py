@@ -36,6 +36,19 @@ def why_it_fits(ledger: Ledger, budget: int) -> tuple[bool, str]:
     return False, f"It does not fit {format_bytes(budget)}: {predicted}, {format_bytes(-room)} too much. The peak is mostly {filled}."
 
 
+def refuse_incomparable(baseline: Ledger, now: Ledger, profiled: str) -> None:
+    """Only a prediction for the same device and batch differs from this one by what the step itself has become."""
+    differences = [
+        *(["it was measured, and this is predicted"] if not baseline.predicted else []),
+        *([f"it is for {baseline.device}, and this is for {now.device}"] if baseline.device != now.device else []),
+        *([f"its batch is {baseline.batch_size}, and this one's is {now.batch_size}"] if baseline.batch_size != now.batch_size else []),
+    ]
+    if differences:
+        raise MemfitError(
+            f"The baseline cannot be compared with: {'; '.join(differences)}. Make one that can: memfit profile {profiled} --json > FILE"
+        )
+
+
 def grown_since(baseline: Ledger, now: Ledger, tolerance: float) -> list[dict[str, str | int]]:
     """The modules that hold more at the peak than they did, by more than the tolerance, the largest growth first.
 

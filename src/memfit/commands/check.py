@@ -9,7 +9,7 @@ import click
 from rich.console import Console
 
 import memfit
-from memfit.checking import grown_since, parse_tolerance, why_it_fits
+from memfit.checking import grown_since, parse_tolerance, refuse_incomparable, why_it_fits
 from memfit.commands.screen import Screen, progress_on, stdout_for_json
 from memfit.commands.target import load_step, step_errors
 from memfit.errors import Infeasible
@@ -27,7 +27,7 @@ _MAY_GROW = (
 @click.command("check")
 @click.argument("target")
 @click.option("--budget", required=True, metavar="BYTES", help="What the process may take, as in 6GiB.")
-@click.option("--baseline", metavar="FILE", help="A record that memfit profile --json wrote: modules that grew since are a no.")
+@click.option("--baseline", metavar="FILE", help="What memfit profile --simulate --json wrote: modules that grew since are a no.")
 @click.option("--tolerance", default="2%", show_default=True, metavar="PERCENT", help=_MAY_GROW)
 @click.option("--device", metavar="NAME", help="The device to check for, as in cuda; it need not be here.")
 @click.option("--json", "as_json", is_flag=True, help="Print the answer as JSON.")
@@ -44,6 +44,8 @@ def check_command(target: str, budget: str, baseline: str | None, tolerance: str
         with step_errors():
             ledger = memfit.profile(step, simulate=True, device=device, progress=progress)
     fits, reason = why_it_fits(ledger, budget_bytes)
+    if before is not None:
+        refuse_incomparable(before, ledger, f"{target} --simulate" + (f" --device {device}" if device else ""))
     grown = [] if before is None else grown_since(before, ledger, allowed)
     if grown:
         more = format_bytes(sum(int(row["bytes"]) for row in grown))

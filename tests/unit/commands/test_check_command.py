@@ -51,6 +51,24 @@ def test_growth_since_a_committed_record_is_a_no(train: Path, capfd: pytest.Capt
     assert "Fits, but has grown" in capfd.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("other", "arguments", "words"),
+    [
+        ({"predicted": False}, [], "it was measured, and this is predicted"),
+        ({"batch_size": 12}, [], "its batch is 12, and this one's is 3"),
+        ({}, ["--device", "cuda"], "it is for cpu, and this is for cuda"),
+    ],
+)
+def test_a_baseline_that_is_of_something_else_is_refused(
+    other: dict[str, object], arguments: list[str], words: str, train: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run(["profile", "train.py:build", "--simulate", "--json"])
+    (train / "baseline.json").write_text(json.dumps(json.loads(capfd.readouterr().out) | other))
+    assert run(["check", "train.py:build", "--budget", "16GiB", "--baseline", "baseline.json", *arguments]) == 2
+    err = capfd.readouterr().err
+    assert words in err and f"memfit profile {' '.join(['train.py:build', '--simulate', *arguments])} --json > FILE" in err
+
+
 def test_tolerance_is_of_each_module() -> None:
     from test_main import a_ledger
 
