@@ -224,10 +224,11 @@ class PlannedLever:
     name: str
     option: str  # a few words for people: "4 micro-batches of 2"
     exactness: str
-    saves_bytes: int = 0
-    costs_seconds: float | None = None
+    saves_bytes: int = 0  # of the peak
+    costs_seconds: float | None = None  # below 0 where it saves time; None: not known
     settings: dict[str, Any] = field(default_factory=dict)
     why: str = ""
+    saves_process_bytes: int | None = None  # of the process, at the upper end that has to fit; None: an older plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,8 +238,8 @@ class Alternative:
     name: str
     option: str
     exactness: str
-    saves_bytes: int = 0
-    costs_seconds: float | None = None
+    saves_bytes: int | None = None  # of the plain step's peak; None: not weighed
+    costs_seconds: float | None = None  # beside the plan
     rejected_because: str = ""
 
 

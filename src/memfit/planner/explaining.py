@@ -20,17 +20,18 @@ _WORTH_IT = 0.9  # of the lowest: less is not worth other machines
 def planned_levers(
     plain: Ledger, options: Sequence[Option], levers: Mapping[str, Rewriter], costs: Mapping[str, float]
 ) -> tuple[PlannedLever, ...]:
-    """Each lever with what it takes off the peak after those before it."""
+    """Each lever with what it takes off the peak and off the process after those before it."""
     rows, ledger = [], plain
     for option in options:
         after = levers[option.lever].rewrite(ledger, option)
-        saves = ledger.peak_bytes - after.peak_bytes
-        rows.append(PlannedLever(option.lever, option.name, option.exactness, saves, costs.get(option.lever), option.settings, option.why))
+        saves, of_process = ledger.peak_bytes - after.peak_bytes, ledger.process_high_bytes - after.process_high_bytes
+        cost = costs.get(option.lever)
+        rows.append(PlannedLever(option.lever, option.name, option.exactness, saves, cost, option.settings, option.why, of_process))
         ledger = after
     return tuple(rows)
 
 
-def alternatives(winner: Proposal, proposals: Proposals) -> tuple[Alternative, ...]:
+def alternatives(plain: Ledger, winner: Proposal, proposals: Proposals) -> tuple[Alternative, ...]:
     """The runners-up, and why they lost."""
     others = [p for p in proposals.fitting if p is not winner and p.combination.options != winner.combination.options]
     return tuple(
@@ -38,7 +39,7 @@ def alternatives(winner: Proposal, proposals: Proposals) -> tuple[Alternative, .
             " + ".join([*(o.lever for o in p.combination.options), *(["saved"] if p.table.ops else [])]) or "nothing",
             ", ".join([*(o.name for o in p.combination.options), *([f"{len(p.table.ops)} results not kept"] if p.table.ops else [])]),
             loosest([o.exactness for o in p.combination.options]),
-            0,
+            plain.peak_bytes - p.peak_bytes,
             p.seconds - winner.seconds,
             _why_it_lost(p, winner),
         )

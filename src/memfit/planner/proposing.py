@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from math import inf, prod
 
 from memfit.levers.saved.line import line_of
@@ -115,6 +116,14 @@ class Proposer:
                 break
             found.append(self._lowest(place, max(_LEAST_SECONDS, left / _AT_ONCE)))
         return min(found, key=lambda p: (p.process_high_bytes, p.seconds), default=None)
+
+    def costs_of(self, proposal: Proposal) -> dict[str, float]:
+        """Seconds that each lever adds after those before it; of one that leaves the step's operators as they are nothing is known."""
+        options, known = proposal.combination.options, [combination.options for combination in self.combinations]
+        seconds = [self._base(known.index(options[:count])) for count in range(len(options) + 1)]
+        words = [*(option.lever for option in options), "saved"]
+        pairs = zip(words, pairwise([*seconds, proposal.seconds]), strict=True)
+        return {word: after - before for word, (before, after) in pairs if after != before}
 
     def refuse(self, combination: Combination) -> None:
         """Never propose these levers together again: the step did not take them."""

@@ -17,7 +17,7 @@ _TIMES = {
 
 @dataclass(frozen=True, slots=True)
 class LeverRow:
-    """A lever of a plan, or a way that lost: what it takes off the peak, its words, and why."""
+    """A lever of a plan, or a way that lost: what it takes off the peak or the process, its words, and why."""
 
     saves: str
     name: str
@@ -78,8 +78,17 @@ def _figures(plan: Plan) -> Iterator[tuple[str, str, str]]:
 
 
 def _lever(lever: PlannedLever) -> LeverRow:
-    cost = "not timed by itself" if lever.costs_seconds is None else f"costs {format_seconds(lever.costs_seconds)} a step"
-    return LeverRow(format_bytes(lever.saves_bytes), lever.name, lever.option, f"{lever.exactness}, {cost}", lever.why)
+    saves, of_process = lever.saves_bytes, lever.saves_process_bytes or 0
+    facts = f"{lever.exactness}, {_cost(lever.costs_seconds)}"
+    if saves <= 0 < of_process:  # fewer workers, or holes given back: the peak never held them
+        return LeverRow(format_bytes(of_process), lever.name, lever.option, f"{facts}; off the process, beside the peak", lever.why)
+    return LeverRow(format_bytes(saves), lever.name, lever.option, facts, lever.why)
+
+
+def _cost(seconds: float | None) -> str:
+    if seconds is None:
+        return "not timed by itself"
+    return f"{'costs' if seconds >= 0 else 'saves'} {format_seconds(abs(seconds))} a step"
 
 
 def _loser(way: Alternative) -> LeverRow:

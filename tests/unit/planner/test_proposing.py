@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from memfit.ledger import account
 from memfit.levers import LEVERS
 from memfit.levers.microbatch import MicroBatch
-from memfit.planner.proposing import Proposer
-from memfit.records import Ledger, Option, Speeds
+from memfit.planner.explaining import alternatives, planned_levers
+from memfit.planner.proposing import Proposal, Proposals, Proposer
+from memfit.planner.search import Table
+from memfit.records import Ledger, Option, Process, Speeds
 from quick_ledgers import seen
 from small_steps import convolutional_3d, dense, transformer
 
@@ -70,3 +74,35 @@ def test_what_is_said_without_the_line_is_never_more_than_with_it(make: Any) -> 
     ours, _ = proposer(make)
     for place in range(len(ours.combinations)):
         assert ours._at_least(place) <= ours._base(place) * (1 + 1e-9)
+
+
+def test_the_costs_of_levers_add_up_to_those_of_the_step() -> None:
+    levers = {word: LEVERS[word] for word in ("saved", "microbatch", "optimizer")}
+    ours = Proposer(seen(convolutional_3d()), levers, "reordered", SPEEDS)
+    found = ours.lowest("reordered", 1.0)
+    assert found is not None and "microbatch" in found.combination.words
+    costs = ours.costs_of(found)
+    plain = ours.propose(lambda combination: 2**40, 1.0).plain_seconds
+    assert sum(costs.values()) == pytest.approx(found.seconds - plain) and costs["microbatch"] > 0
+    assert costs.keys() <= {*found.combination.words, "saved"}
+
+
+def test_what_changes_no_operator_has_no_cost_that_is_known() -> None:
+    plain = seen(dense())
+    assert plain.trace is not None
+    trace = replace(plain.trace, process=Process(2**28, workers_bytes=2**28, workers=1))
+    ours = Proposer(account(trace), {"loader": LEVERS["loader"]}, "reordered", SPEEDS)
+    found = ours.lowest("reordered", 1.0)
+    assert found is not None and found.combination.words == {"loader"} and ours.costs_of(found) == {}
+    levers = planned_levers(account(trace), found.combination.options, LEVERS, {})
+    assert [(lever.saves_bytes, lever.saves_process_bytes) for lever in levers] == [(0, 2**28)]
+
+
+def test_what_lost_says_what_it_takes_off_the_peak() -> None:
+    ours, _ = proposer(convolutional_3d)
+    plain = ours.combinations[0].whole
+    lowest = ours.lowest("reordered", 1.0)
+    assert lowest is not None
+    untouched = Proposal(ours.combinations[0], Table({}, plain.peak_bytes, 0.0), 1.0, plain.process_high_bytes)
+    (lost,) = alternatives(plain, untouched, Proposals(1.0, [untouched, lowest]))
+    assert lost.saves_bytes == plain.peak_bytes - lowest.peak_bytes > 0
