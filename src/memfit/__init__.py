@@ -1,13 +1,20 @@
 """Make a PyTorch training step fit a memory budget, and see where every byte goes."""
 
-from memfit.chunking import chunked
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from memfit.errors import CannotSimulate, Infeasible, MemfitError, NotEquivalent, StepError
-from memfit.fitting import Fitted, fit
-from memfit.planning import plan
-from memfit.profiling import profile
-from memfit.proof import verify
 from memfit.records import Ledger, Plan, Verdict
-from memfit.step import Phase, Step
+
+if TYPE_CHECKING:
+    from memfit.chunking import chunked
+    from memfit.fitting import Fitted, fit
+    from memfit.planning import plan
+    from memfit.profiling import profile
+    from memfit.proof import verify
+    from memfit.step import Phase, Step
 
 __all__ = [
     "CannotSimulate",
@@ -27,3 +34,19 @@ __all__ = [
     "profile",
     "verify",
 ]
+
+_WITH_TORCH = {
+    **{"chunked": "chunking", "Fitted": "fitting", "fit": "fitting", "plan": "planning"},
+    **{"profile": "profiling", "verify": "proof", "Phase": "step", "Step": "step"},
+}  # where these names are: brought when first asked for, so that records are read, and help is shown, without torch
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WITH_TORCH:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(importlib.import_module(f"{__name__}.{_WITH_TORCH[name]}"), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
