@@ -6,11 +6,13 @@ import gc
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from memfit.applying import apply_plan
 from memfit.capture.process import base_bytes
 from memfit.errors import Infeasible, MemfitError, NotEquivalent
+from memfit.given_plan import given
 from memfit.levers import LEVERS, Lever, Undo
 from memfit.planning import planned
 from memfit.proof import prove, require
@@ -90,6 +92,7 @@ def fit(
     step: Step,
     budget: str | int,
     *,
+    plan: Plan | None = None,
     allow: str = "reordered",
     host_budget: str | int | None = None,
     smaller_batch: Batch = None,
@@ -99,7 +102,8 @@ def fit(
     """Profile, plan, verify and apply: the step, changed in place to stay inside the budget and still be the same training.
 
     The plain step is run only on as many samples as are predicted to stay inside the budget, and on `smaller_batch` (smaller volumes,
-    shorter sequences) where not even one does.
+    shorter sequences) where not even one does. A `plan` made before, as one from a file, is taken as it is, and refused where it is
+    for another step, is not allowed, or does not fit.
 
     >>> import torch
     >>> net = torch.nn.Linear(4, 1)
@@ -110,9 +114,9 @@ def fit(
     (True, (), True)
     >>> fitted.undo()
     """
-    first = None
+    first, find = None, planned if plan is None else partial(given, plan)
     for _ in range(_TRIES):
-        found = planned(step, budget, allow=allow, host_budget=host_budget, levers=levers, progress=progress, first=first)
+        found = find(step, budget, allow=allow, host_budget=host_budget, levers=levers, progress=progress, first=first)
         first = first or found.plain
         progress("verifying the plan")
         with _naming(found.plan):

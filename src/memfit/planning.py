@@ -88,8 +88,7 @@ def planned(
     """
     started = time.monotonic()
     budget_bytes = parse_bytes(budget)
-    if allow not in EXACTNESS:
-        raise MemfitError(f"There is no exactness {allow!r}: allow one of {', '.join(EXACTNESS)}.")
+    refuse_unknown_exactness(allow)
     half = _HALF if "precision" in levers and EXACTNESS.index(allow) >= EXACTNESS.index("rounded") else ()
     if half and _is_emulated(step, device):
         fewer = {name: lever for name, lever in levers.items() if name != "precision"}
@@ -117,6 +116,12 @@ def planned(
         levers = {**levers, "architecture": ArchitectureLever(variants_of(step, device, progress))}
     progress("weighing techniques")
     return _Planning(step, budget_bytes, plain, costed, allow, device, host_room, levers, progress, started).planned(quick)
+
+
+def refuse_unknown_exactness(allow: str) -> None:
+    """Raise where `allow` is no class."""
+    if allow not in EXACTNESS:
+        raise MemfitError(f"There is no exactness {allow!r}: allow one of {', '.join(EXACTNESS)}.")
 
 
 def _is_emulated(step: Step, device: str | None) -> bool:
@@ -190,12 +195,9 @@ class _Planning:
         return infeasible(self.budget, lowest, self.plain, self.allow, reachable, variants, split)
 
     def _captured(self, options: tuple[Option, ...]) -> Ledger | None:
-        """The fitted step's own ledger; None where a lever refuses this step. What was measured as a whole needs no capture."""
-        if any("measured_peak_bytes" in option.settings for option in options):
-            return rewritten_by(self.plain, rows_of(options), self.levers)
+        """The fitted step's own ledger; None where a lever refuses this step."""
         try:
-            with apply_levers(self.step, rows_of(options), self.levers):
-                return warmed_up_once(profile(self.step, simulate=True, device=self.device), self.plain)
+            return captured(self.step, rows_of(options), self.levers, self.plain, self.device)
         except CannotApply:
             return None
         except Exception as error:  # the whole batch ran, so it is the parts
@@ -274,9 +276,17 @@ def options_of(proposal: Proposal) -> tuple[Option, ...]:
     return (*proposal.combination.options, table_option(trace, ops, f"{len(ops)} results not kept", why))
 
 
-def is_measured_as_a_whole(plan: Plan) -> bool:
-    """Whether a plan's peak was measured before it was planned: a compiler's can be known in no other way."""
-    return any("measured_peak_bytes" in lever.settings for lever in plan.levers)
+def captured(step: Step, rows: Sequence[PlannedLever], levers: Mapping[str, Lever], plain: Ledger, device: str | None = None) -> Ledger:
+    """The ledger of a step with a plan's levers on; what was measured as a whole needs no capture."""
+    if is_measured_as_a_whole(rows):
+        return rewritten_by(plain, rows, levers)
+    with apply_levers(step, rows, levers):
+        return warmed_up_once(profile(step, simulate=True, device=device), plain)
+
+
+def is_measured_as_a_whole(rows: Sequence[PlannedLever]) -> bool:
+    """Whether the peak with these levers was measured before they were planned: a compiler's can be known in no other way."""
+    return any("measured_peak_bytes" in lever.settings for lever in rows)
 
 
 def rewritten_by(ledger: Ledger, planned: Sequence[PlannedLever], levers: Mapping[str, Lever]) -> Ledger:

@@ -81,7 +81,7 @@ def try_out(fitted: Fitted, steps: int, progress: Callable[[str], None] = lambda
             losses.append(fitted(batch))
             progress(f"training, step {number} of {steps} done")
             del batch
-    ledger = fitted.ledger if is_measured_as_a_whole(fitted.plan) else profile(fitted.step, progress=progress)
+    ledger = fitted.ledger if is_measured_as_a_whole(fitted.plan.levers) else profile(fitted.step, progress=progress)
     process = mark.bytes + ledger.process.workers_bytes
     seen = replace(ledger.process, measured_bytes=process)
     measured = replace(ledger, process=seen, process_bytes=process, process_low_bytes=process, process_high_bytes=process)

@@ -125,6 +125,21 @@ def test_a_run_that_left_its_budget_is_a_no(monkeypatch: pytest.MonkeyPatch, cap
     assert json.loads(capfd.readouterr().out)["reason"].startswith("It ran outside the budget: the process took ")
 
 
+def test_a_plan_that_was_written_is_applied_later(capfd: pytest.CaptureFixture[str]) -> None:
+    assert run(["plan", "train.py:build", "--budget", "16GiB", "-o", "plan.json"]) == 0
+    asked = ["fit", "train.py:build", "--budget", "8GiB", "--plan", "plan.json", "--steps", "1"]
+    capfd.readouterr()
+    assert run([*asked, "--json"]) == 0
+    said = json.loads(capfd.readouterr().out)
+    assert said["plan"]["budget_bytes"] == 8 * 2**30 and said["plan"]["step"] == Plan.load("plan.json").step
+    assert run(["fit", "train.py:wider", *asked[2:]]) == 2
+    assert "This plan was made for another step:\n  - model.weight: 1 tensor, 4 values" in capfd.readouterr().err
+    asked[3] = "8MiB"
+    assert run([*asked, "--json"]) == 1
+    said = json.loads(capfd.readouterr().out)
+    assert said["plan"]["feasible"] is False and said["reason"].startswith("With this plan the step would take up to ")
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -132,6 +147,10 @@ def test_a_run_that_left_its_budget_is_a_no(monkeypatch: pytest.MonkeyPatch, cap
         (["train.py:build", "--budget", "much"], "'much' is not an amount of memory above zero"),
         (["train.py:build", "--budget", "1GiB", "--allow", "sloppy"], "There is no exactness 'sloppy'"),
         (["train.py:build", "--budget", "1GiB", "--steps", "0"], "Invalid value for '--steps'"),
+        (
+            ["train.py:build", "--budget", "1GiB", "--plan", "none.json"],
+            "none.json cannot be read: No such file or directory. Make it with",
+        ),
         (["train.py:broken", "--budget", "1GiB"], "This step cannot be trained:\n  - train.py:"),
     ],
 )
