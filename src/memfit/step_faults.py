@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,7 +23,7 @@ _OPTIONAL = inspect.Parameter("closure", inspect.Parameter.KEYWORD_ONLY, default
 def faults_of(step: Step) -> list[str]:
     """Every fault that can be seen before the step runs."""
     faults = list(_missing_parts(step))
-    return faults or [*_optimizer_faults(step), *_batch_faults(step), *_loss_call_faults(step)]
+    return faults or [*_optimizer_faults(step), *_batch_faults(step), *_loss_call_faults(step), *_between_faults(step)]
 
 
 def _missing_parts(step: Step) -> Iterator[str]:
@@ -120,6 +121,36 @@ def _loss_call_faults(step: Step) -> Iterator[str]:
             yield f"the loss cannot be called as loss({', '.join(wanted)}): {error}"
         except ValueError:  # a builtin without a signature: the first run will tell
             continue
+
+
+def _between_faults(step: Step) -> Iterator[str]:
+    """What comes between gradients and the next step: it would be missed in the middle of the first one, with weights moved."""
+    for phase in step.all_phases:
+        of = f" of phase {phase.name!r}" if phase.name else ""
+        clip = phase.clip_grad_norm
+        number = isinstance(clip, Real) and not isinstance(clip, bool)
+        if clip is not None and not (number and clip > 0):
+            told = str(clip) if number else _kind(clip)
+            yield f"clip_grad_norm{of} is {told}: give the largest norm that gradients may have, a number above 0"
+        yield from dict.fromkeys(f"the scheduler{of} {why}" for scheduler in phase.schedulers if (why := _why_not_stepped(scheduler)))
+    if step.weight is not None and not callable(step.weight):
+        yield f"weight is {_kind(step.weight)}: give a function weight(batch) that says what a part of the batch counts for"
+
+
+def _why_not_stepped(scheduler: object) -> str:
+    move: Callable[[], object] | None = getattr(scheduler, "step", None)
+    if not callable(move):
+        return f"is {_kind(scheduler)}, which has no step(): give one of torch.optim.lr_scheduler (or a list of them)"
+    try:
+        inspect.signature(move).bind()
+    except TypeError as error:
+        return (
+            f"({type(scheduler).__name__}) wants to be told something at each step ({error}), and memfit calls step() alone: leave it out "
+            "of the Step and call it in your own loop, as in plateau.step(loss)"
+        )
+    except ValueError:  # a builtin without a signature: the first run will tell
+        pass
+    return ""
 
 
 def value_faults(step: Step) -> list[str]:

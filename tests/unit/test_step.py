@@ -69,6 +69,51 @@ def test_an_optimizer_that_needs_a_closure() -> None:
     assert faults(net, loss, torch.optim.LBFGS(net.parameters()), torch.zeros(2, 4))[0].startswith("LBFGS evaluates the loss several times")
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"clip_grad_norm": "1"}, "clip_grad_norm is a str: give the largest norm"),
+        ({"clip_grad_norm": True}, "clip_grad_norm is a bool: give the largest norm"),
+        ({"clip_grad_norm": 0}, "clip_grad_norm is 0: give the largest norm"),
+        ({"clip_grad_norm": float("nan")}, "clip_grad_norm is nan: give the largest norm"),
+        ({"scheduler": 3}, "the scheduler is a int, which has no step()"),
+        ({"scheduler": ["linear"]}, "the scheduler is a str, which has no step()"),
+        ({"weight": 3}, "weight is a int: give a function weight(batch)"),
+    ],
+)
+def test_wrong_kinds_of_what_comes_between_gradients_and_the_next_step(options: dict[str, Any], words: str) -> None:
+    net, optimizer = net_and_sgd()
+    assert faults(net, loss, optimizer, torch.zeros(2, 4), **options)[0].startswith(words)
+
+
+def test_a_scheduler_that_wants_to_be_told_the_loss_is_refused_before_a_weight_moves() -> None:
+    """Profile and proof run without schedulers, so it would first fail in training, after the optimizer's step."""
+    net, optimizer = net_and_sgd()
+    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+    (told,) = faults(net, loss, optimizer, torch.zeros(2, 4), scheduler=plateau)
+    assert told.startswith(
+        "the scheduler (ReduceLROnPlateau) wants to be told something at each step (missing a required argument: 'metrics')"
+    )
+    assert "call it in your own loop" in told
+    phase = Phase("a", lambda models, batch, carry: loss(models, batch), optimizer, clip_grad_norm=-1.0, scheduler=[plateau])
+    told, more = faults(net, phases=[phase], batch=torch.zeros(2, 4))
+    assert told.startswith("clip_grad_norm of phase 'a' is -1.0") and more.startswith("the scheduler of phase 'a' (ReduceLROnPlateau)")
+
+
+def test_schedulers_of_every_other_kind_are_taken() -> None:
+    net, optimizer = net_and_sgd()
+    kinds = torch.optim.lr_scheduler
+    warm, later = kinds.LinearLR(optimizer), kinds.CosineAnnealingLR(optimizer, 3)
+    schedulers = [
+        kinds.SequentialLR(optimizer, [warm, later], [1]),
+        kinds.OneCycleLR(optimizer, 0.1, 5),
+        kinds.CosineAnnealingWarmRestarts(optimizer, 2),
+    ]
+    assert (
+        Step(net, loss, optimizer, torch.zeros(2, 4), scheduler=schedulers, clip_grad_norm=1, weight=len).all_phases[0].clip_grad_norm == 1
+    )
+
+
 def test_phases_exclude_a_loss_and_need_names_of_their_own() -> None:
     net, optimizer = net_and_sgd()
     phase = Phase("a", lambda models, batch, carry: loss(models, batch), optimizer)
