@@ -47,7 +47,10 @@ class Fitted:
         """Gradients only, added to those that are there, for a loop of your own; the loss."""
         self._refuse_after_undo()
         self._refuse_backward_alone()
-        return float(self.step.differentiate(self.step.all_phases[0], batch))
+        loss = float(self.step.differentiate(self.step.all_phases[0], batch))
+        for call in self.step.running.after_step:  # what is given back then is free by now; the optimizer's own is with the next batch's
+            call()
+        return loss
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed training needs beside the states of models, optimizers and schedulers: the scale of float16 losses."""

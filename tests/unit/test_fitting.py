@@ -176,6 +176,23 @@ def test_backward_adds_gradients_and_leaves_the_rest_alone(monkeypatch: pytest.M
     assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True)) and same(state_of(step), before)  # type: ignore[arg-type]
 
 
+def test_memory_is_given_back_in_a_loop_of_ones_own_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[int] = []
+
+    def act(step: Step, undo: Undo) -> None:
+        after: Callable[[], object] = lambda: called.append(len([p for p in step.models[""].parameters() if p.grad is not None]))  # noqa: E731
+        step.running.after_step.append(after)
+        undo.then(step.running.after_step.remove, after)
+
+    step = dense()
+    fitted = memfit.fit(step, **planned(monkeypatch, SmallLever("trimming", "bitwise", act)))
+    called.clear()
+    fitted.backward(step.batch)
+    assert called == [4]  # once, with the gradients there
+    fitted(step.batch)
+    assert len(called) == 2
+
+
 class _Guard:
     def begins(self, *told: Any) -> None: ...
     def scaled(self, loss: torch.Tensor) -> torch.Tensor:
