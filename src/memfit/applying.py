@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from memfit.errors import PlanError
+from memfit.errors import MemfitError, PlanError
 from memfit.fingerprint import differences, fingerprint
 from memfit.levers import LEVERS, Lever, Undo
 from memfit.levers.settings import damage_in
@@ -13,10 +13,23 @@ from memfit.step import Step
 
 
 def apply_plan(step: Step, plan: Plan, levers: Mapping[str, Lever] = LEVERS) -> Undo:
-    """Change the step as the plan says; the answer changes it back. A step other than the planned one is refused."""
+    """Change the step as the plan says; the answer changes it back. A step other than the planned one is refused, and a fitted one."""
+    refuse_fitted(step)
     refuse_another_step(step, plan)
     refuse_damaged(plan)
-    return apply_levers(step, plan.levers, levers)
+    undo = apply_levers(step, plan.levers, levers)
+    step.running.planned += [lever.name for lever in plan.levers]
+    undo.then(step.running.planned.clear)
+    return undo
+
+
+def refuse_fitted(step: Step) -> None:
+    """Raise MemfitError where a plan is on already: compared with such a step, nothing would be proven of the plain one."""
+    if step.running.planned:
+        raise MemfitError(
+            f"This step is fitted already ({', '.join(step.running.planned)}), so there is no plain step to plan for or to compare with: "
+            "undo the first fit (fitted.undo()), then try again."
+        )
 
 
 def refuse_another_step(step: Step, plan: Plan) -> None:

@@ -10,7 +10,7 @@ from itertools import groupby
 
 import torch
 
-from memfit.applying import apply_levers
+from memfit.applying import apply_levers, refuse_fitted
 from memfit.capture.process import memory_left
 from memfit.capture.unwatched import Unwatched, run_unwatched
 from memfit.errors import MemfitError
@@ -32,6 +32,7 @@ def measured_compile(step: Step, *, run_steps: int, progress: Callable[[str], No
     """
     if run_steps < 1:
         raise MemfitError(f"A training of {run_steps} steps has nothing to compile for: give the number of steps it will have.")
+    refuse_fitted(step)
     ledger = profile(step, simulate=True, progress=progress)
     candidates = CompileLever().candidates(ledger)
     if not candidates:

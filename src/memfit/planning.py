@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-from memfit.applying import apply_levers, option_of
+from memfit.applying import apply_levers, option_of, refuse_fitted
 from memfit.capture import capture
 from memfit.capture.op_times import OpCalls
 from memfit.capture.process import warmed_up_once
@@ -87,6 +87,7 @@ def planned(
     `first` is the plain step as this process predicted it before: the step has been run since.
     """
     started = time.monotonic()
+    refuse_fitted(step)
     budget_bytes = parse_bytes(budget)
     refuse_unknown_exactness(allow)
     half = _HALF if "precision" in levers and EXACTNESS.index(allow) >= EXACTNESS.index("rounded") else ()

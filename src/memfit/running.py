@@ -62,6 +62,7 @@ class Running:
         default_factory=list
     )  # called when a whole step is done, or its backward in a loop of one's own
     places: Places | None = field(default=None, compare=False)  # no lever's: what belonged to samples in the batch the step was made with
+    planned: list[str] = field(default_factory=list)  # the levers of the plan that is on: some leave no other trace here
     beside: Callable[[Trace, Process], Process] | None = None  # what is predicted beside the tensors, where a lever sees to it
 
     def parts(self, phase: str, batch: Any) -> list[Part]:

@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+import memfit
 from memfit.applying import apply_plan
-from memfit.errors import PlanError
+from memfit.errors import MemfitError, PlanError
 from memfit.levers import CannotApply, Undo
 from memfit.records import Plan, PlannedLever
 from memfit.running import Running
@@ -64,6 +65,31 @@ def test_another_step_is_refused_with_the_differences() -> None:
         "Plan again, for this step as it is now."
     )
     assert step.running == Running()
+
+
+def foreach_off(step: Step, undo: Undo) -> None:
+    """As the optimizer lever: nothing of it is seen in how the step runs."""
+    group = step.optimizers[0].param_groups[0]
+    undo.then(group.__setitem__, "foreach", group["foreach"])
+    group["foreach"] = False
+
+
+@pytest.mark.parametrize("lever", [SPLIT, SmallLever("one by one", "bitwise", foreach_off)])
+def test_a_fitted_step_is_not_planned_for_nor_proven_nor_fitted_again(lever: SmallLever) -> None:
+    step, levers = dense(), {lever.name: lever}
+    plan = plan_of(step, lever)
+    undo = apply_plan(step, plan, levers)
+    for again in (
+        lambda: memfit.plan(step, "8GiB"),
+        lambda: memfit.fit(step, "8GiB"),
+        lambda: memfit.verify(step, plan, levers=levers),
+        lambda: apply_plan(step, plan, levers),
+    ):
+        with pytest.raises(MemfitError, match=rf"This step is fitted already \({lever.name}\).*undo the first fit"):
+            again()
+    assert memfit.profile(step).peak_bytes > 0  # what the fitted step takes may be asked
+    undo()
+    assert step.running == Running() and memfit.verify(step, plan, levers=levers).equivalent
 
 
 def test_an_unknown_lever_is_refused() -> None:

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from memfit.applying import refuse_another_step, refuse_damaged
+from memfit.applying import refuse_another_step, refuse_damaged, refuse_fitted
 from memfit.errors import NotEquivalent
 from memfit.levers import LEVERS, Lever
 from memfit.proof.checks import worst_of
@@ -67,6 +67,7 @@ def prove(
 ) -> Verdict:
     """What `verify` does; `plain` is the plain step's ledger where it is known already."""
     started = time.perf_counter()
+    refuse_fitted(step)
     refuse_another_step(step, plan)
     refuse_damaged(plan)
     claimed = loosest(lever.exactness for lever in plan.levers)
