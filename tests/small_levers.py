@@ -221,6 +221,7 @@ WRONG = {
         SmallLever("averaged twice", "bitwise", _around(_averaged_twice)),
         SmallLever("unweighted", "reordered", _split_by(lambda samples, whole, pieces: 1 / pieces)),
         SmallLever("lost part", "reordered", _split_by(_by_samples, drop=lambda number: number == 1)),
+        SmallLever("light parts", "reordered", _split_by(lambda samples, whole, pieces: 0.95 * samples / whole)),
         SmallLever("clipped parts", "reordered", _split_by(_by_samples, around=_clipped_parts)),
         SmallLever("stale", "bitwise", _stale),
         SmallLever("modified", "bitwise", _modified),

@@ -32,6 +32,8 @@ class Check:
     error: float
     bound: float
     count: int = 1  # tensors it stands for
+    norm: float = 0.0  # of what it should be
+    loose: float = 0.0  # the share of a norm that the bound is, where that is much and float64 could not tell
 
     @property
     def holds(self) -> bool:
@@ -64,8 +66,9 @@ class Yardstick:
         if not plain.is_floating_point() or key not in fitted or any(key not in shelf for shelf in (self.truth, *self.others)):
             return bits(key, self.plain, fitted)
         truth = self.truth.get(key)
-        own = max(distance(other.get(key), truth) for other in self.others)
-        return Check(key.kind, told(key), distance(fitted.get(key), truth), 3 * max(own, 4 * (self.eps or _eps(plain)) * distance(truth)))
+        own, norm = max(distance(other.get(key), truth) for other in self.others), distance(truth)
+        bound = 3 * max(own, 4 * (self.eps or _eps(plain)) * norm)
+        return Check(key.kind, told(key), distance(fitted.get(key), truth), bound, norm=norm)
 
 
 def bits(key: Key, plain: Shelf, fitted: Shelf) -> Check:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -42,11 +43,13 @@ class Shelf:
         self._file = tempfile.TemporaryFile()  # noqa: SIM115  # open as long as the shelf lives
         self._places: dict[Key, _Place] = {}
         self._end = 0
+        self._norms: dict[str, float] = {}
 
     def put(self, key: Key, tensor: torch.Tensor) -> None:
         """Write a tensor; one that was there under the key is replaced."""
         if self._wanted and key.kind not in self._wanted:
             return
+        self._norms.pop(key.kind, None)
         tensor = tensor.detach()
         dense = tensor.to_dense() if tensor.layout is not torch.strided else tensor.resolve_conj().resolve_neg()
         order = tuple(sorted(range(dense.dim()), key=dense.stride, reverse=True))
@@ -73,6 +76,13 @@ class Shelf:
     def keys(self, kind: str) -> list[Key]:
         """All keys of one kind, in the order they were written."""
         return [key for key in self._places if key.kind == kind]
+
+    def norm(self, kind: str) -> float:
+        """Of all tensors of one kind together, counters left out; read once."""
+        if kind not in self._norms:
+            found = (self.get(key) for key in self.keys(kind) if self._places[key].dtype.is_floating_point)
+            self._norms[kind] = math.hypot(*(distance(tensor) for tensor in found))
+        return self._norms[kind]
 
     def __contains__(self, key: object) -> bool:
         return key in self._places

@@ -167,6 +167,12 @@ def _notes(reference: Reference, judgement: Judgement, culprit: str) -> Iterator
             f"There was no float64 run to compare with: {reference.exact.failure}. Gradients were held to 3 times what a last bit "
             "more or less in parameters and modules' outputs does to the plain step, or to 3e-5 of their norm."
         )
+    if loose := max((check.loose for check in judgement.checks), default=0.0):
+        why = f"({judgement.run.exact().failure}) " if not reference.exact.failure else ""
+        yield (
+            f"A rough comparison: without a float64 run of both steps {why}gradients were held to no more than {loose:.2g} of their norm, "
+            "which is what rounding does to this step. A lever that is less wrong than that is not seen."
+        )
     if judgement.exactness == "bitwise" and reference.found_unsteady:
         yield "Two runs of the plain step differ already, so bits cannot be compared: the fitted one was held to 3 times that distance."
     if judgement.exactness == "rounded":

@@ -88,7 +88,7 @@ def test_a_step_that_does_not_repeat_itself_is_held_to_its_own_noise() -> None:
 class OnlyFloat32(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        if x.dtype is not torch.float32:
+        if x.dtype is torch.float64:
             raise TypeError("this kernel takes float32")
         return x * 2
 
@@ -108,6 +108,27 @@ def test_without_float64_the_noise_of_rounding_is_measured_and_said() -> None:
     assert verdict.equivalent
     assert "There was no float64 run to compare with: it raised TypeError: this kernel takes float32." in verdict.notes[0]
     assert torch.get_default_dtype() is torch.float32
+
+
+def test_coarse_numbers_without_float64_are_said_to_be_compared_roughly() -> None:
+    step = without_float64()
+    step = replace(step, model=step.models[""].bfloat16(), batch=step.batch.bfloat16())
+    verdict = judged(step, SPLIT)
+    assert verdict.equivalent
+    told = re.match(
+        r"A rough comparison: without a float64 run of both steps gradients were held to no more than ([\d.]+) of", verdict.notes[1]
+    )
+    assert told and 0.09 < float(told[1]) < 1
+
+
+def test_a_lever_that_float64_cannot_be_run_with_is_compared_roughly_too() -> None:
+    def act(step: Step, undo: Undo) -> None:
+        undo.then(step.models[""].register_forward_pre_hook(lambda module, args: (OnlyFloat32.apply(args[0]) / 2,)).remove)
+
+    step = replace(dense(), batch=dense().batch.bfloat16())
+    verdict = judged(replace(step, model=step.models[""].bfloat16()), SmallLever("picky", "reordered", act))
+    assert verdict.equivalent
+    assert "without a float64 run of both steps (it raised TypeError: this kernel takes float32) gradients were held" in verdict.notes[0]
 
 
 @pytest.mark.parametrize("name", ["unweighted", "lost part", "clipped parts"])

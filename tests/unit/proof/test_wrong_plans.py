@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from memfit import NotEquivalent, Step, verify
+from memfit.levers import Undo
 from memfit.proof import require
 from memfit.records import Verdict
 from small_levers import CHECKPOINT, FUSED, NOTHING, SPLIT, WRONG, SmallLever, plan_of
@@ -65,6 +66,42 @@ def test_it_is_caught_where_rounding_may_differ(name: str, make: Callable[[], St
     assert not verdict.equivalent and verdict.culprit == name and verdict.exactness == "reordered"
     assert what in verdict.worst.what
     assert verdict.worst.error is not None and verdict.worst.bound is not None and verdict.worst.error > 100 * verdict.worst.bound
+
+
+def in_bfloat16() -> Step:
+    """Its own rounding is a hundredth of each gradient."""
+    net = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 4)).bfloat16()
+    return Step(net, lambda m, x: m(x).pow(2).mean(), torch.optim.Adam(net.parameters()), torch.randn(6, 16, dtype=torch.bfloat16))
+
+
+def with_autocast_in_its_loss() -> Step:
+    net = nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 64))
+
+    def loss(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return (model(x) - x).abs().mean()
+
+    return Step(net, loss, torch.optim.AdamW(net.parameters()), torch.randn(6, 64))
+
+
+def slightly_weakened() -> SmallLever:
+    """A twentieth of each gradient that is missing, with the loss as it was."""
+
+    def act(step: Step, undo: Undo) -> None:
+        for parameter in step.models[""].parameters():
+            undo.then(parameter.register_hook(lambda gradient: gradient * 0.95).remove)
+
+    return SmallLever("slightly weakened", "bitwise", act)
+
+
+@pytest.mark.parametrize("make", [in_bfloat16, with_autocast_in_its_loss])
+@pytest.mark.parametrize("wrong", [WRONG["light parts"], slightly_weakened(), WRONG["lost part"], WRONG["weakened"]], ids=lambda w: w.name)
+def test_coarse_numbers_excuse_no_wrong_gradient(make: Callable[[], Step], wrong: SmallLever) -> None:
+    """A bound of a few per cent is what they need; the same step in float64 tells."""
+    verdict = judged(make(), CHECKPOINT, wrong, FUSED)
+    assert not verdict.equivalent and verdict.culprit == wrong.name and verdict.exactness == "reordered"
+    right = judged(make(), CHECKPOINT, SPLIT, FUSED)
+    assert right.equivalent and not right.notes
 
 
 @pytest.mark.parametrize("name", ["modified", "detached", "weakened", "slower"])
