@@ -16,6 +16,7 @@ from memfit.given_plan import given
 from memfit.levers import LEVERS, Lever, Undo
 from memfit.planning import planned
 from memfit.proof import prove, require
+from memfit.proof.limit import Limit, limit_of_machine, lower
 from memfit.records import Ledger, Plan, Verdict
 from memfit.step import Batch, Step
 from memfit.units import format_bytes, parse_bytes
@@ -122,8 +123,9 @@ def fit(
         found = find(step, budget, allow=allow, host_budget=host_budget, levers=levers, progress=progress, first=first)
         first = first or found.plain
         progress("verifying the plan")
+        limit = lower(Limit(parse_bytes(budget)), limit_of_machine(step))
         with _naming(found.plan):
-            verdict = prove(step, found.plan, found.plain, _STEPS, parse_bytes(budget), smaller_batch, levers, progress)
+            verdict = prove(step, found.plan, found.plain, _STEPS, limit, smaller_batch, levers, progress)
             if verdict.exactness not in _NEVER_EQUIVALENT and not _nothing_could_be_compared(verdict):
                 require(verdict)
         high = _high_by_now(step, found.fitted)

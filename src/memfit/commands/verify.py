@@ -22,7 +22,11 @@ from memfit.units import parse_bytes
 @click.argument("target")
 @click.option("--plan", "plan_file", required=True, metavar="FILE", help="The plan, as memfit plan wrote it.")
 @click.option("--steps", default=3, show_default=True, type=click.IntRange(min=1), help="How many steps are compared.")
-@click.option("--limit", metavar="BYTES", help="What the process may take, as in 6GiB: a plain step that needs more runs on fewer samples.")
+@click.option(
+    "--limit",
+    metavar="BYTES",
+    help="What the process may take, as in 6GiB: a plain step that needs more runs on fewer samples. Default: what this machine has.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the record as JSON.")
 def verify_command(target: str, plan_file: str, steps: int, limit: str | None, as_json: bool) -> None:
     """Prove that a plan leaves the training the same: exit 0 if it does, 1 if it does not.

@@ -16,6 +16,7 @@ from memfit.proof.culprit import culprit_of
 from memfit.proof.determinism import deterministic
 from memfit.proof.fitted import Judgement, judge
 from memfit.proof.fitting_sample import levers_for, sample_inside
+from memfit.proof.limit import Limit, limit_of_machine
 from memfit.proof.observing import Outcome
 from memfit.proof.reference import Reference
 from memfit.records import Ledger, Plan, PlannedLever, Verdict, Worst, loosest
@@ -41,8 +42,8 @@ def verify(
 ) -> Verdict:
     """Run the plain and the fitted step from the same state, compare what they do, and put everything back.
 
-    `limit_bytes` is what the process may take: a plain step that needs more is compared on fewer samples, or on
-    `smaller_batch` (smaller volumes, shorter sequences) where even one sample needs more.
+    `limit_bytes` is what the process may take (without it, what this machine has left for a step on a CPU): a plain step that
+    needs more is compared on fewer samples, or on `smaller_batch` (smaller volumes, shorter sequences) where even one sample needs more.
 
     >>> import torch
     >>> from memfit.fingerprint import fingerprint
@@ -52,7 +53,8 @@ def verify(
     >>> verdict.equivalent, verdict.compared["gradients"]
     (True, 2)
     """
-    return prove(step, plan, None, steps, limit_bytes, smaller_batch, levers, progress)
+    limit = limit_of_machine(step) if limit_bytes is None else Limit(limit_bytes)
+    return prove(step, plan, None, steps, limit, smaller_batch, levers, progress)
 
 
 def prove(
@@ -60,7 +62,7 @@ def prove(
     plan: Plan,
     plain: Ledger | None,
     steps: int,
-    limit_bytes: int | None,
+    limit: Limit | None,
     smaller_batch: Batch,
     levers: Mapping[str, Lever],
     progress: Callable[[str], None],
@@ -72,7 +74,7 @@ def prove(
     refuse_damaged(plan)
     claimed = loosest(lever.exactness for lever in plan.levers)
     divides = any(lever.name == "microbatch" for lever in plan.levers)
-    sample = sample_inside(step, limit_bytes, claimed == "reordered", plain, smaller_batch, 2 if divides else 1)
+    sample = sample_inside(step, limit, claimed == "reordered", plain, smaller_batch, 2 if divides else 1)
     planned = levers_for(plan.levers, step.batch_size, sample.step.batch_size)
     reference = Reference(sample.step, steps, sample.float64, progress, sample.in_file)
     with deterministic():

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from memfit import MemfitError, Step, profile, verify
+from memfit.capture.process import resident_bytes
 from memfit.levers import Undo
 from memfit.proof import require
 from memfit.records import PlannedLever, Verdict
@@ -175,6 +176,30 @@ def test_a_reference_that_does_not_fit_is_run_on_fewer_samples() -> None:
     )
     assert told and int(told[1]) + int(told[2]) == 8192 and int(told[1]) >= 1024
     assert not judged(step, CHECKPOINT, limit_bytes=2 * needed).notes
+
+
+def test_without_a_limit_the_machines_memory_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans are made for steps that do not fit the machine: to run one of them in full would take it down."""
+    step = heavy()
+    needed = profile(step, simulate=True).process_high_bytes
+    monkeypatch.setattr("memfit.proof.limit.memory_left", lambda: needed)
+    verdict = judged(step, CHECKPOINT)
+    assert verdict.equivalent and verdict.samples < step.batch_size
+    assert re.search(r"for all of them, and this machine has .* for it\. What only shows on the other", verdict.notes[0])
+    monkeypatch.setattr("memfit.proof.limit.memory_left", lambda: 0)
+    held = resident_bytes()
+    with pytest.raises(MemfitError, match=r"inside .*B, which is what this machine has for it: a single sample is predicted to need"):
+        judged(step, CHECKPOINT)
+    assert resident_bytes() - held < 200 << 20
+    assert judged(step, CHECKPOINT, limit_bytes=2 * needed).samples == step.batch_size  # the user knows better
+
+
+def test_what_cannot_be_simulated_is_run_where_nobody_has_set_a_limit() -> None:
+    step = dense()
+    asked = replace(step, loss=lambda m, x: m(x).pow(2).mean() * (1.0 if x.sum().item() else 2.0))
+    assert judged(asked, CHECKPOINT).samples == step.batch_size
+    with pytest.raises(MemfitError, match="cannot be simulated"):
+        judged(asked, CHECKPOINT, limit_bytes=8 << 30)
 
 
 def test_a_limit_below_everything_is_refused() -> None:

@@ -12,6 +12,7 @@ import memfit
 from fresh_process import in_a_fresh_process
 from memfit.proof.fitting_sample import sample_inside
 from memfit.proof.kept_in_file import kept_in_file
+from memfit.proof.limit import Limit
 from memfit.step import Step
 from small_levers import CHECKPOINT, plan_of
 
@@ -66,11 +67,11 @@ def between() -> int:
 
 def test_it_is_the_last_resort_and_said() -> None:
     step = deep(2)
-    assert not sample_inside(step, 8 << 30, wants_float64=False).in_file
-    sample = sample_inside(step, between(), wants_float64=False)
+    assert not sample_inside(step, Limit(8 << 30), wants_float64=False).in_file
+    sample = sample_inside(step, Limit(between()), wants_float64=False)
     assert sample.in_file and any("waited in a file" in note for note in sample.notes)
     with pytest.raises(memfit.MemfitError, match=r"iB, and [\d.]+ .iB with what .* in a file.* Give a larger --budget"):
-        sample_inside(step, 1 << 20, wants_float64=False)
+        sample_inside(step, Limit(1 << 20), wants_float64=False)
 
 
 def test_a_plan_is_proven_that_way() -> None:
