@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["CannotSimulate", "Infeasible", "MemfitError", "NotEquivalent", "PlanError", "RecordError", "StepError", "TargetError"]
+__all__ = [
+    "CannotSimulate",
+    "Infeasible",
+    "MemfitError",
+    "NotEquivalent",
+    "NotProven",
+    "PlanError",
+    "RecordError",
+    "StepError",
+    "TargetError",
+]
 
 
 class MemfitError(Exception):
@@ -87,3 +97,19 @@ class NotEquivalent(MemfitError):
     def __reduce__(self) -> tuple[type[NotEquivalent], tuple[Any, ...], dict[str, Any]]:
         """So that it comes back whole from another process."""
         return NotEquivalent, (self.what, self.error, self.bound, self.culprit), vars(self)
+
+
+class NotProven(NotEquivalent):
+    """The proof's other no: nothing was found wrong, and not every lever could be compared here.
+
+    >>> print(NotProven("microbatch was not compared."))
+    It could not be proven here that the fitted step is the same training: microbatch was not compared.
+    """
+
+    def __init__(self, what: str, verdict: Any = None) -> None:
+        self.what, self.error, self.bound, self.culprit, self.verdict = what, None, None, "", verdict
+        MemfitError.__init__(self, f"It could not be proven here that the fitted step is the same training: {what}")
+
+    def __reduce__(self) -> tuple[type[NotProven], tuple[Any, ...], dict[str, Any]]:  # type: ignore[override]
+        """So that it comes back whole from another process."""
+        return NotProven, (self.what,), vars(self)

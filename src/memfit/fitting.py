@@ -17,7 +17,7 @@ from memfit.levers import LEVERS, Lever, Undo
 from memfit.planning import planned
 from memfit.proof import prove, require
 from memfit.proof.limit import Limit, limit_of_machine, lower
-from memfit.records import Ledger, Plan, Verdict
+from memfit.records import Ledger, Plan, Verdict, loosest
 from memfit.step import Batch, Step
 from memfit.units import format_bytes, parse_bytes
 
@@ -126,7 +126,7 @@ def fit(
         limit = lower(Limit(parse_bytes(budget)), limit_of_machine(step))
         with _naming(found.plan):
             verdict = prove(step, found.plan, found.plain, _STEPS, limit, smaller_batch, levers, progress)
-            if verdict.exactness not in _NEVER_EQUIVALENT and not _nothing_could_be_compared(verdict):
+            if not _was_asked_for(verdict, found.plan):
                 require(verdict)
         high = _high_by_now(step, found.fitted)
         if high <= parse_bytes(budget):
@@ -157,6 +157,7 @@ def _high_by_now(step: Step, fitted: Ledger) -> int:
     return fitted.process_high_bytes + max(0, grown)
 
 
-def _nothing_could_be_compared(verdict: Verdict) -> bool:
-    """Two samples are more than the budget holds, and dividing is all the plan does: neither a yes nor a no, and the verdict says so."""
-    return bool(verdict.not_compared) and not verdict.levers
+def _was_asked_for(verdict: Verdict, plan: Plan) -> bool:
+    """Another training that was allowed is not proven to be the same; the levers beside the one that could not be on still are."""
+    asked = loosest(lever.exactness for lever in plan.levers)
+    return verdict.exactness in _NEVER_EQUIVALENT or (verdict.unproven and asked in _NEVER_EQUIVALENT)

@@ -304,3 +304,9 @@ class Verdict(Record):
     not_compared: tuple[str, ...] = ()  # levers of the plan that could not be on: nothing is said of them
     samples: int = 0  # on which both steps were run
     step_seconds: dict[str, float] = field(default_factory=dict)  # reference and fitted: of a step nobody looked into, where there was one
+
+    @property
+    def unproven(self) -> bool:
+        """Nothing was found wrong, and not every lever could be compared: neither a yes nor a no."""
+        error, bound = self.worst.error, self.worst.bound
+        return bool(self.not_compared) and not self.culprit and error is not None and bound is not None and error <= bound

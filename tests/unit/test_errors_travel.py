@@ -6,7 +6,7 @@ import pickle
 
 import pytest
 
-from memfit.errors import Infeasible, MemfitError, NotEquivalent
+from memfit.errors import Infeasible, MemfitError, NotEquivalent, NotProven
 from memfit.records import Plan, Verdict, Worst
 
 VERDICT = Verdict(False, "bitwise", {}, Worst("a gradient", 0.5, 1e-6), {})
@@ -15,7 +15,13 @@ UNPROVEN.plan = Plan(True, 1, 1, 1, 1.0, "bitwise", ())
 
 
 @pytest.mark.parametrize(
-    "error", [Infeasible("It does not fit.", 7, {"bitwise": 9}), UNPROVEN, NotEquivalent("a gradient", 0.5, 1e-6, "saved", VERDICT)]
+    "error",
+    [
+        Infeasible("It does not fit.", 7, {"bitwise": 9}),
+        UNPROVEN,
+        NotEquivalent("a gradient", 0.5, 1e-6, "saved", VERDICT),
+        NotProven("microbatch", VERDICT),
+    ],
 )
 def test_pickled(error: MemfitError) -> None:
     back = pickle.loads(pickle.dumps(error))

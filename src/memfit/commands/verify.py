@@ -29,7 +29,7 @@ from memfit.units import parse_bytes
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the record as JSON.")
 def verify_command(target: str, plan_file: str, steps: int, limit: str | None, as_json: bool) -> None:
-    """Prove that a plan leaves the training the same: exit 0 if it does, 1 if it does not.
+    """Prove that a plan leaves the training the same: exit 0 if it does, 1 if it does not or not all could be compared.
 
     TARGET is path/to/file.py:function or package.module:function; the function returns a memfit.Step.
     """

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from memfit.applying import refuse_another_step, refuse_damaged, refuse_fitted
-from memfit.errors import NotEquivalent
+from memfit.errors import NotEquivalent, NotProven
 from memfit.levers import LEVERS, Lever
 from memfit.proof.checks import worst_of
 from memfit.proof.culprit import culprit_of
@@ -79,7 +79,8 @@ def prove(
     reference = Reference(sample.step, steps, sample.float64, progress, sample.in_file)
     with deterministic():
         judgement = judge(reference, planned, levers)
-        culprit = ", ".join(lever.name for lever in plan.levers if claimed in _BY_DESIGN and lever.exactness == claimed)
+        shown = judgement.exactness
+        culprit = ", ".join(lever.name for lever in planned if shown in _BY_DESIGN and lever.exactness == shown)
         if not judgement.same and not culprit:
             progress("looking for the lever to blame")
             culprit = culprit_of(reference, planned, levers)
@@ -88,29 +89,31 @@ def prove(
     verdict = _verdict(planned, reference, judgement, culprit, notes, time.perf_counter() - started)
     if sample.in_file:
         verdict = replace(verdict, step_seconds={})  # the file took part of the reference's time
-    if not left_out:
-        return verdict
-    return replace(verdict, not_compared=left_out, equivalent=verdict.equivalent and bool(planned))
+    return replace(verdict, not_compared=left_out, equivalent=False) if left_out else verdict
 
 
 def _left_out(names: Sequence[str], planned: Sequence[PlannedLever]) -> Iterator[str]:
     """What has to be said where a lever of the plan could not be on."""
     if not names:
         return
-    nothing = "" if planned else " It is all the plan does, so nothing was proven."
+    nothing = "The other levers were." if planned else "It is all the plan does, so nothing was proven."
     yield (
         f"{', '.join(names)} was not compared, and nothing is claimed of it: a single sample cannot be divided, and two do not fit the "
-        f"limit.{nothing} Verify where there is more memory, or with a smaller sample in Step.batch."
+        f"limit. {nothing} Give a larger limit or budget, or write the plan (memfit plan -o) and verify it where there is more memory; in "
+        "Python a smaller_batch (smaller volumes, shorter sequences) to compare on helps as well."
     )
 
 
 def require(verdict: Verdict) -> Verdict:
-    """The verdict itself if it is a yes; otherwise NotEquivalent is raised.
+    """The verdict itself if it is a yes; otherwise NotEquivalent is raised, or NotProven where not all could be compared.
 
     >>> yes = Verdict(True, "bitwise", {}, Worst("", 0.0, 0.0), {})
     >>> require(yes) is yes
     True
     """
+    if verdict.unproven:
+        told = next(note for note in verdict.notes if note.startswith(verdict.not_compared))
+        raise NotProven(told, verdict)
     if not verdict.equivalent:
         raise NotEquivalent(verdict.worst.what, verdict.worst.error, verdict.worst.bound, verdict.culprit, verdict)
     return verdict

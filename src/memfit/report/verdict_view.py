@@ -62,19 +62,18 @@ def verdict_view(verdict: Verdict) -> VerdictView:
 
 
 def _answer(verdict: Verdict) -> str:
-    if verdict.not_compared and not verdict.levers:
-        return "Not compared"
-    if verdict.equivalent:
-        return "Equivalent, as far as it was compared" if verdict.not_compared else "Equivalent"
-    return "Not equivalent"
+    if verdict.unproven:
+        return "Not proven"
+    return "Equivalent" if verdict.equivalent else "Not equivalent"
 
 
 def _meaning(verdict: Verdict) -> str:
     how = _MEANINGS[verdict.exactness]
-    if verdict.not_compared and not verdict.levers:
+    if verdict.unproven and not verdict.levers:
         return "Whether the fitted step is the same training is not known."
-    if verdict.equivalent and verdict.not_compared:
-        return f"With {', '.join(verdict.levers)} it is the same training, {how}; nothing is said of {', '.join(verdict.not_compared)}."
+    if verdict.unproven:
+        left_out = ", ".join(verdict.not_compared)
+        return f"With {', '.join(verdict.levers)} it is the same training, {how}; with {left_out} too, it could not be proven here."
     if verdict.equivalent:
         return f"The fitted step is the same training, {how}."
     if verdict.exactness == "redrawn":

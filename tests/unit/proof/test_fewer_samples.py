@@ -17,6 +17,7 @@ from memfit.proof.fitting_sample import Sample
 from memfit.proof.sampling import first_samples
 from memfit.records import Plan, PlannedLever, Verdict, Worst
 from memfit.report.verdict_view import verdict_view
+from memfit.running import Running
 from memfit.step import Step
 from memfit.trial import slowdown_of
 from small_levers import CHECKPOINT, WRONG, plan_of
@@ -66,33 +67,47 @@ def test_the_other_levers_of_a_plan_are_proven_and_the_verdict_is_of_them(monkey
     plan = in_halves(step)
     both = replace(plan, levers=(*plan.levers, *plan_of(step, CHECKPOINT).levers))
     verdict = verified_on(1, step, both, monkeypatch, levers={**LEVERS, "checkpoint": CHECKPOINT})
-    assert verdict.equivalent and (verdict.levers, verdict.not_compared) == (("checkpoint",), ("microbatch",))
-    assert verdict.exactness == "bitwise" and "nothing was proven" not in verdict.notes[0]
+    assert not verdict.equivalent and verdict.unproven and (verdict.levers, verdict.not_compared) == (("checkpoint",), ("microbatch",))
+    assert verdict.exactness == "bitwise" and "The other levers were." in verdict.notes[0] and not verdict.culprit
     wrong = replace(plan, levers=(*plan.levers, *plan_of(step, WRONG["weakened"]).levers))
     verdict = verified_on(1, step, wrong, monkeypatch, levers={**LEVERS, "weakened": WRONG["weakened"]})
-    assert not verdict.equivalent and verdict.culprit == "weakened"
+    assert not verdict.equivalent and not verdict.unproven and verdict.culprit == "weakened"
 
 
 def test_the_screen_does_not_claim_more() -> None:
-    verdict = Verdict(True, "bitwise", {}, Worst("", 0.0, 0.0), {}, ("saved",), not_compared=("microbatch",))
+    verdict = Verdict(False, "bitwise", {}, Worst("", 0.0, 0.0), {}, ("saved",), not_compared=("microbatch",))
     view = verdict_view(verdict)
-    assert view.answer == "Equivalent, as far as it was compared" and ("Left out", "microbatch") in view.facts
-    assert view.meaning == "With saved it is the same training, bit for bit; nothing is said of microbatch."
-    nothing = verdict_view(replace(verdict, levers=(), equivalent=False))
-    assert nothing.answer == "Not compared" and nothing.meaning == "Whether the fitted step is the same training is not known."
+    assert view.answer == "Not proven" and ("Left out", "microbatch") in view.facts
+    assert view.meaning == "With saved it is the same training, bit for bit; with microbatch too, it could not be proven here."
+    nothing = verdict_view(replace(verdict, levers=()))
+    assert nothing.answer == "Not proven" and nothing.meaning == "Whether the fitted step is the same training is not known."
 
 
-def test_a_fit_that_could_not_be_proven_says_so_and_a_wrong_one_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fit_that_could_not_be_proven_is_refused_with_the_ways_out_and_a_wrong_one_with_its_lever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     step = transformer()
     plan, plain = in_halves(step), memfit.profile(step, simulate=True)
     monkeypatch.setattr(fitting, "planned", lambda *asked, **wishes: Planned(plan, plain, plain))
     few = replace(step, batch=first_samples(step.batch, 1))
     monkeypatch.setattr(verifying, "sample_inside", lambda *asked: Sample(few))
-    fitted = memfit.fit(step, "8GiB")
+    alone = plan
+    for tried in (alone, replace(alone, levers=(*alone.levers, *plan_of(step, CHECKPOINT).levers))):
+        plan = tried
+        with pytest.raises(
+            memfit.NotEquivalent, match=r"^It could not be proven here that the fitted step is the same training: microbatch"
+        ) as no:
+            memfit.fit(step, "8GiB", levers={**LEVERS, "checkpoint": CHECKPOINT})
+        assert (
+            all(way in str(no.value) for way in ("a larger limit or budget", "memfit plan -o", "smaller_batch")) and no.value.exit_code == 1
+        )
+        assert step.running == Running()
+    plan = replace(alone, levers=tuple(replace(lever, exactness="redrawn") for lever in alone.levers))
+    fitted = memfit.fit(step, "8GiB", allow="redrawn")  # asked for, and not proven
     assert not fitted.verdict.equivalent and fitted.verdict.not_compared == ("microbatch",)
     assert slowdown_of(fitted) == (plan.predicted_slowdown, "predicted")
     fitted.undo()
-    plan = replace(plan, levers=(*plan.levers, *plan_of(step, WRONG["weakened"]).levers))
+    plan = replace(alone, levers=(*alone.levers, *plan_of(step, WRONG["weakened"]).levers))
     with pytest.raises(memfit.NotEquivalent, match="weakened"):
         memfit.fit(step, "8GiB", levers={**LEVERS, "weakened": WRONG["weakened"]})
 
