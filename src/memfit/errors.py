@@ -110,6 +110,6 @@ class NotProven(NotEquivalent):
         self.what, self.error, self.bound, self.culprit, self.verdict = what, None, None, "", verdict
         MemfitError.__init__(self, f"It could not be proven here that the fitted step is the same training: {what}")
 
-    def __reduce__(self) -> tuple[type[NotProven], tuple[Any, ...], dict[str, Any]]:  # type: ignore[override]
+    def __reduce__(self) -> tuple[type[NotProven], tuple[Any, ...], dict[str, Any]]:
         """So that it comes back whole from another process."""
         return NotProven, (self.what,), vars(self)

@@ -27,7 +27,7 @@ class LoaderLever:
     excludes: frozenset[str] = frozenset()
 
     def options(self, ledger: Ledger) -> Sequence[Option]:
-        """Fewer workers, fewer batches fetched ahead, no pinned copies."""
+        """No pinned copies, fewer batches fetched ahead, fewer workers, fewer samples kept: the mildest first."""
         return tuple(_options(ledger.process))
 
     def rewrite(self, ledger: Ledger, option: Option) -> Ledger:
@@ -45,9 +45,12 @@ class LoaderLever:
         loader = step.loader
         if not isinstance(loader, DataLoader):
             raise CannotApply("This step has no torch DataLoader to change: hand it over as Step(…, loader=loader).")
-        if "cache" in option.settings:
-            return _with_smaller_cache(loader, option.settings["cache"])
         wanted = dict(option.settings)
+        share = wanted.pop("cache", None)
+        if share is not None and not has_cache(loader.dataset):
+            raise CannotApply(
+                f"{type(loader.dataset).__name__} has no cache of samples that memfit knows: lower it where the dataset is made."
+            )
         if wanted.get("num_workers", loader.num_workers) != loader.num_workers:
             _refuse_other_samples(loader, option)
         if wanted.get("num_workers") == 0:
@@ -57,6 +60,8 @@ class LoaderLever:
         for name, value in wanted.items():
             undo.then(_set, loader, name, getattr(loader, name))
             _set(loader, name, value)
+        if share is not None:
+            undo.then(keep_fewer(loader.dataset, share))
         return undo
 
 
@@ -97,25 +102,25 @@ class OneSeed:
 def _options(process: Process) -> Iterator[Option]:
     exactness = "redrawn" if process.workers_draw else "bitwise"
     why = "samples draw random numbers, and each worker draws its own" if process.workers_draw else ""
-    for count in sorted({0, 1, process.workers // 2} if process.workers > 1 else {0}, reverse=True):
-        if count < process.workers:
-            name = {0: "no workers", 1: "1 worker"}.get(count, f"{count} workers")
-            yield Option("loader", name, exactness, {"num_workers": count}, why)
-    if process.workers and process.prefetch > 1:
-        yield Option("loader", "1 batch fetched ahead", "bitwise", {"prefetch_factor": 1}, f"each worker holds {process.prefetch}")
+    ahead, made_again = "1 batch fetched ahead", "samples that are not kept are made again, the same"
     if process.pinned_bytes:
         yield Option("loader", "no pinned memory", "bitwise", {"pin_memory": False}, "pinned copies lie beside the batches")
-    for share, name in ((0.5, "half of the cache"), (0.0, "no cache")) if process.cached_bytes else ():
-        yield Option("loader", name, "bitwise", {"cache": share}, "samples that are not kept are made again, the same")
-
-
-def _with_smaller_cache(loader: DataLoader[Any], share: float) -> Undo:
-    if not has_cache(loader.dataset):
-        raise CannotApply(f"{type(loader.dataset).__name__} has no cache of samples that memfit knows: lower it where the dataset is made.")
-    undo = Undo()
-    _end_running_workers(loader, undo)
-    undo.then(keep_fewer(loader.dataset, share))
-    return undo
+    if process.workers and process.prefetch > 1:
+        yield Option("loader", ahead, "bitwise", {"prefetch_factor": 1}, f"each worker holds {process.prefetch}")
+    if process.workers > 3:
+        yield Option("loader", f"{process.workers // 2} workers", exactness, {"num_workers": process.workers // 2}, why)
+    if process.workers > 1:
+        yield Option("loader", "1 worker", exactness, {"num_workers": 1}, why)
+    if process.workers > 1 and process.prefetch > 1:
+        yield Option("loader", f"1 worker, {ahead}", exactness, {"num_workers": 1, "prefetch_factor": 1}, why)
+    if process.cached_bytes:
+        yield Option("loader", "half of the cache", "bitwise", {"cache": 0.5}, made_again)
+    if process.workers:
+        yield Option("loader", "no workers", exactness, {"num_workers": 0}, why)
+    if process.cached_bytes:
+        yield Option("loader", "no cache", "bitwise", {"cache": 0.0}, made_again)
+    if process.workers and process.cached_bytes:
+        yield Option("loader", "no workers, no cache", exactness, {"num_workers": 0, "cache": 0.0}, f"{made_again}; {why}".strip("; "))
 
 
 def _end_running_workers(loader: DataLoader[Any], undo: Undo) -> None:

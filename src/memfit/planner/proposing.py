@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import inf, prod
 
 from memfit.levers.saved.line import line_of
 from memfit.planner.away import away_from
-from memfit.planner.combining import Combination, Rewriter, combinations, is_allowed
+from memfit.planner.combining import Combination, Rewriter, combinations, is_allowed, milder
 from memfit.planner.costs import seconds_of, slower_in_parts
 from memfit.planner.search import Search, Table
 from memfit.planner.watching import SECONDS_OF_A_LOOK
-from memfit.records import Ledger, Speeds
+from memfit.records import Ledger, Option, Speeds
 
 Limit = Callable[[Combination], int]
 _AT_ONCE = 4  # combinations among which the time is divided in which the lowest is looked for
@@ -52,6 +52,7 @@ class Proposer:
     def __init__(self, ledger: Ledger, levers: Mapping[str, Rewriter], allowed: str, speeds: Speeds, host_room: float = inf) -> None:
         self.speeds, self.away = speeds, away_from(ledger.device, host_room)
         self.tables = "saved" in levers
+        self._plain, self._levers = ledger, levers
         self.combinations = list(combinations(ledger, levers, allowed))
         self._refused = set[frozenset[str]]()
         self._searches: dict[int, Search] = {}
@@ -63,10 +64,26 @@ class Proposer:
 
         Those that are fastest without any table come first, and those that are slower than what was found are left out, as are those
         that no table can bring under the limit. The most promising of them get most of the time. When it is over, only those are
-        still looked at that need no table, and in the end only those that divide the batch most or not at all.
+        still looked at that need no table, and in the end only those that divide the batch most or not at all. Those in which a step
+        waits for its samples, nobody knows how long, are for where nothing else fits.
         """
+        for waits in (False, True):
+            places = [place for place in self._places() if self.combinations[place].waits == waits]
+            if found := self._weighed(sorted(places, key=self._at_least), limit, seconds):
+                break
+        fitting = sorted(found.values(), key=lambda p: (p.seconds, len(p.combination.options)))
+        return Proposals(self._base(0), [self._mildest(proposal, limit) for proposal in fitting])
+
+    def _mildest(self, proposal: Proposal, limit: Limit) -> Proposal:
+        """The same table with the mildest option of the loader under which it fits."""
+        for combination in milder(self._plain, self._levers, proposal.combination):
+            if proposal.peak_bytes <= limit(combination):
+                fixed, unsure = beside_the_peak(combination.ledger)
+                return replace(proposal, combination=combination, process_high_bytes=fixed + int(proposal.peak_bytes * unsure))
+        return proposal
+
+    def _weighed(self, order: list[int], limit: Limit, seconds: float) -> dict[int, Proposal]:
         deadline, found = time.thread_time() + seconds, dict[int, Proposal]()
-        order = sorted(self._places(), key=self._at_least)
         most = max((self.combinations[place].repeats for place in order), default=1)
         for place in order:  # a first look, so that much is known to be slower before time is spent on it
             left = deadline - time.thread_time()
@@ -81,7 +98,7 @@ class Proposer:
             self._look_on(order, limit, deadline, found)
             if time.thread_time() - started < _LEAST_SECONDS:
                 break  # nobody has anything left to try
-        return Proposals(self._base(0), sorted(found.values(), key=lambda p: (p.seconds, len(p.combination.options))))
+        return found
 
     def _look_on(self, order: list[int], limit: Limit, deadline: float, found: dict[int, Proposal]) -> None:
         """At each that may still win, for half of the time that is left; the most promising first: a first table costs twice the last."""
@@ -119,8 +136,8 @@ class Proposer:
 
     def costs_of(self, proposal: Proposal) -> dict[str, float]:
         """Seconds that each lever adds after those before it; of one that leaves the step's operators as they are nothing is known."""
-        options, known = proposal.combination.options, [combination.options for combination in self.combinations]
-        seconds = [self._base(known.index(options[:count])) for count in range(len(options) + 1)]
+        options, known = proposal.combination.options, [_timed(combination.options) for combination in self.combinations]
+        seconds = [self._base(known.index(_timed(options[:count]))) for count in range(len(options) + 1)]
         words = [*(option.lever for option in options), "saved"]
         pairs = zip(words, pairwise([*seconds, proposal.seconds]), strict=True)
         return {word: after - before for word, (before, after) in pairs if after != before}
@@ -212,3 +229,8 @@ def beside_the_peak(ledger: Ledger) -> tuple[int, float]:
     """What a process takes whatever the peak is, and at most for each byte of it: the heap's slack grows with it."""
     fixed = ledger.process.base_bytes + ledger.process.workers_bytes
     return fixed, (ledger.process_high_bytes - fixed) / ledger.peak_bytes
+
+
+def _timed(options: Sequence[Option]) -> list[Option | None]:
+    """Which option of the loader it is makes no difference to the seconds of a step, and a milder one has no combination of its own."""
+    return [None if option.lever == "loader" else option for option in options]

@@ -131,15 +131,17 @@ def test_the_training_is_the_same() -> None:
 def test_random_samples_are_redrawn() -> None:
     step = with_loader(Augmented(), batch_size=4, num_workers=2)
     ledger = simulated(step)
-    assert {o.name: o.exactness for o in LEVER.options(ledger)} == {
-        "1 worker": "redrawn",
-        "no workers": "redrawn",
+    options = {o.name: o for o in LEVER.options(ledger)}
+    assert {name: o.exactness for name, o in options.items()} == {
         "1 batch fetched ahead": "bitwise",
+        "1 worker": "redrawn",
+        "1 worker, 1 batch fetched ahead": "redrawn",
+        "no workers": "redrawn",
     }
     plain = epochs(step)
-    with LEVER.apply(step, LEVER.options(ledger)[1]):
+    with LEVER.apply(step, options["no workers"]):
         assert epochs(step) != plain  # so the class is not too careful
-    with LEVER.apply(step, LEVER.options(ledger)[2]):
+    with LEVER.apply(step, options["1 batch fetched ahead"]):
         assert epochs(step) == plain
 
 
@@ -191,7 +193,7 @@ def test_nothing_is_offered_without_workers() -> None:
     assert LEVER.options(simulated(with_loader(Heavy(), batch_size=4))) == ()
 
 
-def cached(copies: list[int] | None = None) -> Step:
+def cached(copies: list[int] | None = None, **settings: Any) -> Step:
     data = pytest.importorskip("monai.data")
     transforms = pytest.importorskip("monai.transforms")
 
@@ -201,7 +203,7 @@ def cached(copies: list[int] | None = None) -> Step:
         return torch.full((MIB,), float(index))
 
     dataset = data.CacheDataset([*range(8)], transforms.Compose([Load(load)]), progress=False, num_workers=1)
-    return with_loader(dataset, batch_size=4)
+    return with_loader(dataset, batch_size=4, **settings)
 
 
 def Load(call: Any) -> Any:  # a deterministic transform of MONAI's kind
@@ -231,3 +233,16 @@ def test_a_smaller_cache_gives_the_same_samples() -> None:
     made_again.clear()
     assert epochs(step) == plain and sorted(made_again) == [4, 5, 6, 7]  # taken in again, once
     assert "TensorDataset has no cache of samples" in refusal(with_loader(TensorDataset(torch.zeros(4))), {"cache": 0.5})
+
+
+def test_neither_workers_nor_a_cache() -> None:
+    step = cached(num_workers=2)
+    before, plain = simulated(step), epochs(step)
+    option = LEVER.options(before)[-1]
+    assert option.name == "no workers, no cache" and step.loader is not None
+    with LEVER.apply(step, option):
+        after = simulated(step).process
+        assert (after.workers, after.cached_bytes) == (0, 0) and epochs(step) == plain
+    told = LEVER.rewrite(before, option).process
+    assert (told.workers_bytes, told.cached_bytes, told.base_bytes) == (0, 0, before.process.base_bytes - 8 * 4 * MIB)
+    assert (step.loader.num_workers, epochs(step)) == (2, plain)  # type: ignore[attr-defined]

@@ -7,12 +7,16 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
+from memfit import Step
 from memfit.ledger import account
 from memfit.levers import LEVERS
 from memfit.levers.microbatch import MicroBatch
+from memfit.planner.combining import Combination
 from memfit.planner.explaining import alternatives, planned_levers
-from memfit.planner.proposing import Proposal, Proposals, Proposer
+from memfit.planner.proposing import Proposal, Proposals, Proposer, beside_the_peak
 from memfit.planner.search import Table
 from memfit.records import Ledger, Option, Process, Speeds
 from quick_ledgers import seen
@@ -106,3 +110,73 @@ def test_what_lost_says_what_it_takes_off_the_peak() -> None:
     untouched = Proposal(ours.combinations[0], Table({}, plain.peak_bytes, 0.0), 1.0, plain.process_high_bytes)
     (lost,) = alternatives(plain, untouched, Proposals(1.0, [untouched, lowest]))
     assert lost.saves_bytes == plain.peak_bytes - lowest.peak_bytes > 0
+
+
+def test_every_way_of_the_optimizer_is_weighed() -> None:
+    net = nn.Sequential(*(nn.Linear(64, 64) for _ in range(4)))
+    optimizer = torch.optim.AdamW(net.parameters(), foreach=True)
+    ledger = seen(Step(net, lambda m, x: m(x).pow(2).mean(), optimizer, torch.ones(2, 64)))
+    found = {o.name for c in Proposer(ledger, {"optimizer": LEVERS["optimizer"]}, "reordered", SPEEDS).combinations for o in c.options}
+    assert found == {"parameter by parameter", "fused", "step inside backward"}
+
+
+MIB = 2**20
+
+
+def with_loader(base: int = 1000 * MIB, **more: Any) -> Ledger:
+    """A step whose eight workers hold 100 MiB each, and 4 batches of 10 MiB, half of them for later."""
+    trace = seen(convolutional_3d()).trace
+    assert trace is not None
+    settings: dict[str, Any] = {"workers": 8, "workers_bytes": 8 * 140 * MIB, "waiting_bytes": 8 * 40 * MIB, "prefetch": 4}
+    return account(replace(trace, process=Process(base, **settings, **more)), causes=False)
+
+
+def loading(ledger: Ledger, less: int, allowed: str = "reordered") -> tuple[str, str]:
+    """What of the loader is in the plan for a process that is so many MiB smaller, and what in the lowest of all."""
+    ours = Proposer(ledger, {word: LEVERS[word] for word in ("loader", "saved")}, allowed, SPEEDS)
+    lowest = ours.lowest(allowed, 0.1)
+    assert lowest is not None
+
+    def limit(combination: Combination) -> int:
+        return ledger.process_high_bytes - less * MIB - beside_the_peak(combination.ledger)[0]
+
+    fitting = ours.propose(limit, 0.5).fitting
+    return ", ".join(o.name for o in fitting[0].combination.options) if fitting else "-", lowest.combination.options[0].name
+
+
+@pytest.mark.parametrize(
+    ("less", "option"),
+    [
+        (0, ""), (200, "1 batch fetched ahead"), (500, "4 workers"), (900, "1 worker"), (1000, "1 worker, 1 batch fetched ahead"),
+        (1100, "no workers"), (1150, "no cache"), (2000, "no workers, no cache"), (2400, "-"),
+    ],
+)  # fmt: skip
+def test_each_option_of_the_loader_is_taken_where_no_milder_one_is_enough(less: int, option: str) -> None:
+    ledger = with_loader(2500 * MIB, cached_bytes=1200 * MIB) if less > 1100 else with_loader()
+    strongest = "no workers, no cache" if less > 1100 else "no workers"
+    assert loading(ledger, less) == (option, strongest)
+
+
+def test_a_milder_option_of_the_loader_has_costs_too() -> None:
+    ledger = with_loader()
+    ours = Proposer(ledger, {word: LEVERS[word] for word in ("loader", "microbatch", "saved")}, "reordered", SPEEDS)
+    most = ledger.process_high_bytes - 200 * MIB
+    (found, *_) = ours.propose(lambda combination: most - beside_the_peak(combination.ledger)[0], 0.5).fitting
+    assert found.combination.options[0].name == "1 batch fetched ahead"
+    assert found.combination.options not in [combination.options for combination in ours.combinations]
+    assert "loader" not in ours.costs_of(found)
+
+
+def test_a_step_waits_for_its_samples_only_where_no_table_is_enough() -> None:
+    ledger = with_loader()
+    found = loading(ledger, 1012)  # 1 worker that fetches 1 batch ahead saves 1010
+    assert found == ("1 worker, 1 batch fetched ahead", "no workers")
+
+
+def test_other_random_numbers_are_weighed_apart() -> None:
+    ledger = with_loader(workers_draw=True)
+    assert loading(ledger, 200) == ("1 batch fetched ahead", "1 batch fetched ahead")
+    ours = Proposer(ledger, {"loader": LEVERS["loader"]}, "redrawn", SPEEDS)
+    stricter, lowest = ours.lowest("bitwise", 0.1), ours.lowest("redrawn", 0.1)
+    assert stricter is not None and stricter.combination.options[0].name == "1 batch fetched ahead"
+    assert lowest is not None and lowest.combination.options[0].name == "no workers"
