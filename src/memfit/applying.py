@@ -48,13 +48,9 @@ def refuse_damaged(plan: Plan) -> None:
 
 def apply_levers(step: Step, planned: Iterable[PlannedLever], levers: Mapping[str, Lever] = LEVERS) -> Undo:
     """Put levers on in order; if one cannot act, those before it are taken off again."""
-    undo = Undo()
-    try:
+    with Undo.or_nothing() as undo:
         for lever in planned:
             undo.then(_known(lever.name, levers).apply(step, option_of(lever)))
-    except BaseException:
-        undo()
-        raise
     return undo
 
 

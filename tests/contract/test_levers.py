@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -12,8 +15,10 @@ from contract_zoo import MEASURED_FIRST, WHOLE_PROFILES, ZOO, applicable, is_as_
 from lever_law import furniture, simulated
 from memfit import Ledger, Step
 from memfit.ledger import account
-from memfit.levers import LEVERS
+from memfit.levers import LEVERS, Lever, Undo
+from memfit.levers.compile import CompileLever, compiler_found
 from memfit.levers.settings import damage_in
+from memfit.records import Option
 from quick_ledgers import seen
 
 # Their peak lies in an operator's workspace, or is where it is because of one: the law is asked of whole profiles.
@@ -94,3 +99,53 @@ def test_an_undo_that_forgets_would_be_noticed(lever: str) -> None:
     before = furniture(step)
     with levers(name)[lever].apply(step, options(name, lever)[-1]):
         assert furniture(step) != before
+
+
+def _stopped(monkeypatch: pytest.MonkeyPatch, stop: Callable[[], Any], lever: Lever, step: Step, option: Option, number: int) -> bool:
+    """Whether an apply was stopped right after its n-th change: False where it has fewer."""
+    done, then = [0], Undo.then
+
+    def stopping(undo: Undo, restore: Callable[..., Any], *values: Any) -> None:
+        then(undo, restore, *values)
+        done[0] += 1
+        if done[0] == number:
+            stop()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Undo, "then", stopping)
+        try:
+            lever.apply(step, option)()
+        except (ValueError, KeyboardInterrupt):
+            assert done[0] >= number
+            return True
+    return False
+
+
+def _raise() -> None:
+    raise ValueError("of an apply that fails halfway")
+
+
+def _interrupt() -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+@pytest.mark.parametrize("stop", [_raise, _interrupt], ids=["error", "ctrl-c"])
+@pytest.mark.parametrize("lever", LEVERS)
+def test_an_apply_that_fails_halfway_leaves_everything_as_it_was(
+    lever: str, stop: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After each of its first changes; what a lever does to several optimizers or modules it does in the same way."""
+    name = "dense" if lever in MEASURED_FIRST else next(name for name in ZOO if options(name, lever))
+    if lever in MEASURED_FIRST and not compiler_found("cpu"):
+        pytest.skip("no C++ compiler here")
+    known: Any = CompileLever() if lever in MEASURED_FIRST else levers(name)[lever]
+    split = {"split": {"size": 1, "batch": step_of(name).batch_size, "draws": {}, "again": False}}
+    for option in known.candidates(ledger(name))[:1] if lever in MEASURED_FIRST else options(name, lever):
+        step = step_of(name)
+        if lever in MEASURED_FIRST:
+            option = Option(lever, option.name, option.exactness, option.settings | split)
+        before, number = furniture(step), 1
+        while _stopped(monkeypatch, stop, known, step, option, number) and number < 8:
+            assert furniture(step) == before, (option.name, number)
+            number += 1
+        assert number > 1 and furniture(step) == before

@@ -53,18 +53,18 @@ class AllocatorLever:
 
     def apply(self, step: Step, option: Option) -> Undo:
         """Tell the allocator of this process, and of workers it starts later."""
-        undo = Undo()
-        if "cuda" in option.settings:
-            _refuse_cuda_in_use(option.settings["cuda"])
-            set_variable(_CUDA_VARIABLE, ",".join(filter(None, (os.environ.get(_CUDA_VARIABLE), option.settings["cuda"]))), undo)
-        elif "holes" in option.settings:
-            _give_holes_back(step.running, option.settings["holes"], undo)
-        elif "threshold" in option.settings:
-            give_back_at_once(option.settings["threshold"], undo)
-        else:
-            call = torch.mps.empty_cache if "mps" in option.settings else _malloc_trim()
-            step.running.after_step.append(call)
-            undo.then(step.running.after_step.remove, call)
+        with Undo.or_nothing() as undo:
+            if "cuda" in option.settings:
+                _refuse_cuda_in_use(option.settings["cuda"])
+                set_variable(_CUDA_VARIABLE, ",".join(filter(None, (os.environ.get(_CUDA_VARIABLE), option.settings["cuda"]))), undo)
+            elif "holes" in option.settings:
+                _give_holes_back(step.running, option.settings["holes"], undo)
+            elif "threshold" in option.settings:
+                give_back_at_once(option.settings["threshold"], undo)
+            else:
+                call = torch.mps.empty_cache if "mps" in option.settings else _malloc_trim()
+                step.running.after_step.append(call)
+                undo.then(step.running.after_step.remove, call)
         return undo
 
 

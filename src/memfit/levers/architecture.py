@@ -52,9 +52,9 @@ class ArchitectureLever:
         variant = step.variants[name]()
         if not isinstance(variant, Step):
             raise CannotApply(f"The factory of variant {name!r} returned a {type(variant).__name__}: let it return a Step.")
-        undo = Undo()
-        for field in fields(Step):
-            if field.name not in _STAYS:
-                undo.then(object.__setattr__, step, field.name, getattr(step, field.name))
-                object.__setattr__(step, field.name, getattr(variant, field.name))  # frozen for users; people hold this very object
+        with Undo.or_nothing() as undo:
+            for field in fields(Step):
+                if field.name not in _STAYS:
+                    undo.then(object.__setattr__, step, field.name, getattr(step, field.name))
+                    object.__setattr__(step, field.name, getattr(variant, field.name))  # frozen for users; people hold this very object
         return undo

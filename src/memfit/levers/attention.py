@@ -63,21 +63,16 @@ class Attention:
 
     def apply(self, step: Step, option: Option) -> Undo:
         """Every module that has an adapter attends in the new way."""
-        undo = Undo()
-        try:
+        with Undo.or_nothing() as undo:
             adapted = _adapted(step, option, undo)
-        except BaseException:
-            undo()
-            raise
-        left = [path for path in option.settings["modules"] if not any(_is_in(path, name) for name in adapted)]
-        if left or not adapted:
-            undo()
-            which = ", ".join(map(repr, left)) or "any module of this step"
-            raise CannotApply(
-                f"attention has no adapter for {which}: its map is written out by code that memfit does not know. Describe the module "
-                "with memfit.levers.attention.describe_attention(YourModule, adapter), or call "
-                "torch.nn.functional.scaled_dot_product_attention in it."
-            )
+            left = [path for path in option.settings["modules"] if not any(_is_in(path, name) for name in adapted)]
+            if left or not adapted:
+                which = ", ".join(map(repr, left)) or "any module of this step"
+                raise CannotApply(
+                    f"attention has no adapter for {which}: its map is written out by code that memfit does not know. Describe the "
+                    "module with memfit.levers.attention.describe_attention(YourModule, adapter), or call "
+                    "torch.nn.functional.scaled_dot_product_attention in it."
+                )
         return undo
 
 

@@ -45,12 +45,13 @@ class Chunk:
 
     def apply(self, step: Step, option: Option) -> Undo:
         """Calls of memfit.chunked without a size of their own take chunks of the option's."""
-        settings, undo, around_loss = option.settings, Undo(), step.running.around_loss
+        around_loss = step.running.around_loss
         if any(getattr(around, "__self__", None).__class__ is _Around for around in around_loss):
             raise CannotApply("chunk is already applied to this step: undo the first one, then apply another.")
-        around = _Around(settings).entered
-        around_loss.append(around)
-        undo.then(around_loss.remove, around)
+        around = _Around(option.settings).entered
+        with Undo.or_nothing() as undo:
+            around_loss.append(around)
+            undo.then(around_loss.remove, around)
         return undo
 
 

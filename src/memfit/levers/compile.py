@@ -77,11 +77,11 @@ class CompileLever:
         named = {path: m for name, model in step.models.items() for path, m in model.named_modules(prefix=name)}
         if missing := [path for path in option.settings["modules"] if path not in named]:
             raise CannotApply(f"The model has no module {missing[0]!r} to compile: profile the step again, and choose from its options.")
-        undo = Undo()
-        if split := option.settings.get("split"):
-            undo.then(MicroBatch().apply(step, Option("microbatch", "", option.exactness, split)))
-        for path in option.settings["modules"]:
-            _compile(named[path], option.settings["budget"], undo)
+        with Undo.or_nothing() as undo:
+            if split := option.settings.get("split"):
+                undo.then(MicroBatch().apply(step, Option("microbatch", "", option.exactness, split)))
+            for path in option.settings["modules"]:
+                _compile(named[path], option.settings["budget"], undo)
         return undo
 
 

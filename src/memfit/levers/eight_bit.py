@@ -50,7 +50,7 @@ def keep_eight_bits(optimizer: Optimizer, undo: Undo) -> None:
     eight = getattr(bitsandbytes.optim, f"{type(optimizer).__name__}8bit")([dict(g) for g in optimizer.param_groups])
     for group in optimizer.param_groups:
         for name in eight.defaults.keys() - group.keys():
-            undo.then(group.pop, name)
+            undo.then(group.pop, name, None)
             group[name] = eight.defaults[name]
 
     def step(closure: Any = None) -> Any:
@@ -61,7 +61,7 @@ def keep_eight_bits(optimizer: Optimizer, undo: Undo) -> None:
     step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]  # or they warn that somebody exchanged it
     before = optimizer.__dict__.get("step")
     undo.then(_in_full, optimizer)
-    undo.then(optimizer.__dict__.pop, "step") if before is None else undo.then(setattr, optimizer, "step", before)
+    undo.then(optimizer.__dict__.pop, "step", None) if before is None else undo.then(setattr, optimizer, "step", before)
     optimizer.step = step  # type: ignore[method-assign]
 
 

@@ -55,13 +55,13 @@ class LoaderLever:
             _refuse_other_samples(loader, option)
         if wanted.get("num_workers") == 0:
             wanted |= {"prefetch_factor": None, "persistent_workers": False}
-        undo = Undo()
-        _end_running_workers(loader, undo)
-        for name, value in wanted.items():
-            undo.then(_set, loader, name, getattr(loader, name))
-            _set(loader, name, value)
-        if share is not None:
-            undo.then(keep_fewer(loader.dataset, share))
+        with Undo.or_nothing() as undo:
+            _end_running_workers(loader, undo)
+            for name, value in wanted.items():
+                undo.then(_set, loader, name, getattr(loader, name))
+                _set(loader, name, value)
+            if share is not None:
+                undo.then(keep_fewer(loader.dataset, share))
         return undo
 
 
@@ -127,8 +127,8 @@ def _end_running_workers(loader: DataLoader[Any], undo: Undo) -> None:
     """Persistent workers are as they were started: they end with their iterator, now and when the change is undone."""
     if loader.persistent_workers:
         seed = OneSeed(loader, drawn=loader._iterator is not None)
-        undo.then(seed.leave)
         _set(loader, "_get_iterator", seed)
+        undo.then(seed.leave)
     undo.then(_set, loader, "_iterator", None)
     _set(loader, "_iterator", None)
 

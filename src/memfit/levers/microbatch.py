@@ -50,9 +50,10 @@ class MicroBatch:
     def apply(self, step: Step, option: Option) -> Undo:
         """Every batch the step gets is taken in parts of the option's size."""
         _refuse(step)
-        settings, undo, places = option.settings, Undo(), step.running.places or {}
-        step.running.split = Split(settings["size"], settings["batch"], settings["draws"], settings["again"], step.weight, places)
-        undo.then(setattr, step.running, "split", None)
+        settings, places = option.settings, step.running.places or {}
+        with Undo.or_nothing() as undo:
+            step.running.split = Split(settings["size"], settings["batch"], settings["draws"], settings["again"], step.weight, places)
+            undo.then(setattr, step.running, "split", None)
         return undo
 
 

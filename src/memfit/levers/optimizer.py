@@ -44,36 +44,33 @@ class OptimizerLever:
 
     def apply(self, step: Step, option: Option) -> Undo:
         """Set the optimizers' flags, or let them take their steps inside backward."""
-        undo = Undo()
         how = option.settings["how"]
-        if how == "in backward":
-            _refuse_in_backward(step)
-            added = [o for o in step.optimizers if o not in step.running.steps_in_backward]
-            step.running.steps_in_backward += added
-            undo.then(_take_out, step.running.steps_in_backward, added)
-            return undo
-        if how == "eight bits":
-            return _in_eight_bits(step, undo)
-        groups = [group for o in step.optimizers for group in o.param_groups if "foreach" in group]
-        if how == "fused":
-            groups = list(_groups_to_fuse(step))
-        if not groups:
-            raise CannotApply("None of this step's optimizers has the choice between lists and single parameters: leave this lever out.")
-        for group in groups:
-            _set(undo, group, "foreach", False)
-            if "fused" in group:
-                _set(undo, group, "fused", how == "fused")
+        with Undo.or_nothing() as undo:
+            if how == "in backward":
+                _step_in_backward(step, undo)
+            elif how == "eight bits":
+                for optimizer in step.optimizers:
+                    keep_eight_bits(optimizer, undo)
+            else:
+                _set_flags(step, how == "fused", undo)
         return undo
 
 
-def _in_eight_bits(step: Step, undo: Undo) -> Undo:
-    try:
-        for optimizer in step.optimizers:
-            keep_eight_bits(optimizer, undo)
-    except CannotApply:
-        undo()
-        raise
-    return undo
+def _step_in_backward(step: Step, undo: Undo) -> None:
+    _refuse_in_backward(step)
+    added = [o for o in step.optimizers if o not in step.running.steps_in_backward]
+    step.running.steps_in_backward += added
+    undo.then(_take_out, step.running.steps_in_backward, added)
+
+
+def _set_flags(step: Step, fused: bool, undo: Undo) -> None:
+    groups = list(_groups_to_fuse(step)) if fused else [g for o in step.optimizers for g in o.param_groups if "foreach" in g]
+    if not groups:
+        raise CannotApply("None of this step's optimizers has the choice between lists and single parameters: leave this lever out.")
+    for group in groups:
+        _set(undo, group, "foreach", False)
+        if "fused" in group:
+            _set(undo, group, "fused", fused)
 
 
 def _options(trace: Trace) -> Iterator[Option]:

@@ -59,7 +59,7 @@ class OuterProduct:
                 "is in code memfit cannot rewrite by itself. Describe its classes with memfit.levers.outer_product.factored(YourModule, "
                 "adapter); docs/levers/outer_product.md has an example."
             )
-        undo = Undo()
-        for module, adapter in found:
-            exchange_attribute(module, "forward", adapter(module), undo)
+        with Undo.or_nothing() as undo:
+            for module, adapter in found:
+                exchange_attribute(module, "forward", adapter(module), undo)
         return undo

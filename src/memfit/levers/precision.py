@@ -52,15 +52,16 @@ class Precision:
         """Autocast in every module the loss calls, and a guard between gradients and optimizer."""
         dtype, device = getattr(torch, option.settings["dtype"]), _device_of(step)
         _refuse(step, device, dtype)
-        undo, running = Undo(), step.running
+        running = step.running
 
         def around(phase: str) -> object:
             return autocast_in_modules(device, dtype)
 
-        running.around_loss.append(around)  # type: ignore[arg-type]
-        undo.then(running.around_loss.remove, around)
-        running.guard = FiniteGuard(step, device, dtype)
-        undo.then(setattr, running, "guard", None)
+        with Undo.or_nothing() as undo:
+            running.around_loss.append(around)  # type: ignore[arg-type]
+            undo.then(running.around_loss.remove, around)
+            running.guard = FiniteGuard(step, device, dtype)
+            undo.then(setattr, running, "guard", None)
         return undo
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
+
+from memfit.running import interrupts_held_back
 
 
 class Undo:
@@ -19,6 +21,28 @@ class Undo:
 
     def __init__(self) -> None:
         self._changes = ExitStack()
+
+    @classmethod
+    @contextmanager
+    def or_nothing(cls) -> Iterator[Undo]:
+        """For the changes of an `apply`: if one of them fails, those before it are taken back. Ctrl-C waits, and takes all of them back.
+
+        >>> values = [1]
+        >>> with Undo.or_nothing() as undo:
+        ...     values.append(2); undo.then(values.pop)
+        ...     raise ValueError("of the next change")
+        Traceback (most recent call last):
+        ValueError: of the next change
+        >>> values
+        [1]
+        """
+        undo = cls()
+        try:
+            with interrupts_held_back():
+                yield undo
+        except BaseException:
+            undo()
+            raise
 
     def then(self, restore: Callable[..., Any], *values: Any) -> None:
         """Remember how to take a change back, right after it was made."""

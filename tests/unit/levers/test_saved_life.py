@@ -180,10 +180,13 @@ def test_nothing_stays_alive(words: list[str]) -> None:
 
 
 def test_a_module_the_step_does_not_have() -> None:
-    table = {"": PhaseTable((Region("decoder", 0),), (Decision("aten.tanh.default", 0, Region("decoder", 0), RECOMPUTE),))}
+    decisions = (Decision("aten.tanh.default", 0, Region("decoder", 0), RECOMPUTE),)
+    table = {"": PhaseTable((Region("0", 0), Region("decoder", 0)), decisions)}
+    step = made(STEPS["dense"])
+    before = furniture(step)
     with pytest.raises(CannotApply, match="inside the module 'decoder', which none of the step's models has") as error:
-        apply_tables(made(STEPS["dense"]), table)
-    assert "plan this step again" in str(error.value)
+        apply_tables(step, table)
+    assert "plan this step again" in str(error.value) and furniture(step) == before
 
 
 def test_no_file_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,9 +75,14 @@ class _Active:
 
 def apply_tables(step: Step, tables: dict[str, PhaseTable]) -> Undo:
     """Hooks on the modules whose calls are watched, and a context around each loss; an empty table installs nothing."""
-    undo, active = Undo(), _Active()
-    if not tables:
-        return undo
+    with Undo.or_nothing() as undo:
+        if tables:
+            _watch(step, tables, undo)
+    return undo
+
+
+def _watch(step: Step, tables: dict[str, PhaseTable], undo: Undo) -> None:
+    active = _Active()
     modules = {path: m for name, model in step.models.items() for path, m in model.named_modules(prefix=name)}
     for path in dict.fromkeys(r.module for table in tables.values() for r in table.regions if r is not None):
         if path not in modules:
@@ -105,7 +110,6 @@ def apply_tables(step: Step, tables: dict[str, PhaseTable]) -> Undo:
     undo.then(step.running.around_loss.remove, around)
     step.running.before_update.append(active.make_what_needs)
     undo.then(step.running.before_update.remove, active.make_what_needs)
-    return undo
 
 
 def _hook(module: nn.Module, path: str, active: _Active, undo: Undo) -> None:
