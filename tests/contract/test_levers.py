@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import signal
@@ -99,6 +100,27 @@ def test_an_undo_that_forgets_would_be_noticed(lever: str) -> None:
     before = furniture(step)
     with levers(name)[lever].apply(step, options(name, lever)[-1]):
         assert furniture(step) != before
+
+
+@pytest.mark.parametrize("fitted_before", [True, False])
+@pytest.mark.parametrize("lever", [lever for lever in LEVERS if lever not in MEASURED_FIRST])
+def test_a_lever_stays_on_when_a_checkpoint_is_loaded_and_comes_off_after_it(lever: str, fitted_before: bool) -> None:
+    """One that was saved with the lever on, or without it."""
+    name = next(name for name in ZOO if options(name, lever))
+    for option in options(name, lever):
+        step, saving = step_of(name), step_of(name)
+        before = furniture(step)
+        with Undo() as taking_off:
+            if fitted_before or lever == "architecture":  # what a model has learned is nothing for a variant of it
+                taking_off.then(levers(name)[lever].apply(saving, option))
+            saved = [copy.deepcopy(one.state_dict()) for one in (*saving.models.values(), *saving.optimizers)]
+        undo = levers(name)[lever].apply(step, option)
+        fitted = furniture(step)
+        for state, one in zip(saved, (*step.models.values(), *step.optimizers), strict=True):
+            one.load_state_dict(state)
+        assert furniture(step) == fitted, option.name
+        undo()
+        assert furniture(step) == before, option.name
 
 
 def _stopped(monkeypatch: pytest.MonkeyPatch, stop: Callable[[], Any], lever: Lever, step: Step, option: Option, number: int) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from memfit.errors import MemfitError
 from memfit.levers.lever import CannotApply
 from memfit.levers.optimizer_line import updates_in, without_temporaries
 from memfit.levers.undo import Undo
@@ -63,6 +64,15 @@ def keep_eight_bits(optimizer: Optimizer, undo: Undo) -> None:
     undo.then(_in_full, optimizer)
     undo.then(optimizer.__dict__.pop, "step", None) if before is None else undo.then(setattr, optimizer, "step", before)
     optimizer.step = step  # type: ignore[method-assign]
+    undo.then(optimizer.register_load_state_dict_pre_hook(refuse_to_load).remove)
+
+
+def refuse_to_load(optimizer: Optimizer, state: dict[str, Any]) -> None:
+    """Without a word torch would make floats of the bytes in it, which are numbers of steps on a scale."""
+    raise MemfitError(
+        f"{type(optimizer).__name__} keeps its states in eight bits here, and torch cannot load them: take the lever off first. A training "
+        "that is to be resumed is saved after that as well, with its states in full, and goes on without this lever."
+    )
 
 
 def _refuse(optimizer: Optimizer) -> None:

@@ -64,13 +64,33 @@ def _step_in_backward(step: Step, undo: Undo) -> None:
 
 
 def _set_flags(step: Step, fused: bool, undo: Undo) -> None:
-    groups = list(_groups_to_fuse(step)) if fused else [g for o in step.optimizers for g in o.param_groups if "foreach" in g]
-    if not groups:
+    if fused:
+        _refuse_to_fuse(step)
+    optimizers = [o for o in step.optimizers if "foreach" in o.defaults]
+    if not optimizers:
         raise CannotApply("None of this step's optimizers has the choice between lists and single parameters: leave this lever out.")
-    for group in groups:
-        _set(undo, group, "foreach", False)
-        if "fused" in group:
-            _set(undo, group, "fused", fused)
+    for optimizer in optimizers:
+        flags = {"foreach": False, "fused": fused}
+        _keep_flags(optimizer, {name: value for name, value in flags.items() if name in optimizer.defaults}, undo)
+
+
+def _keep_flags(optimizer: Optimizer, flags: dict[str, bool], undo: Undo) -> None:
+    """In its groups, in those that are added, and in those that take their place when a checkpoint is loaded."""
+    own = [{name: group[name] for name in flags} for group in optimizer.param_groups]
+    added = {name: optimizer.defaults[name] for name in flags}
+
+    def put_back() -> None:
+        optimizer.defaults.update(added)
+        for number, group in enumerate(optimizer.param_groups):
+            group.update(own[number] if number < len(own) else added)
+
+    def loading(_: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
+        return state | {"param_groups": [group | flags for group in state["param_groups"]]}
+
+    undo.then(put_back)
+    for settings in (optimizer.defaults, *optimizer.param_groups):
+        settings.update(flags)
+    undo.then(optimizer.register_load_state_dict_pre_hook(loading).remove)
 
 
 def _options(trace: Trace) -> Iterator[Option]:
@@ -95,24 +115,18 @@ def _can_step_in_backward(trace: Trace) -> bool:
     return not (takes_a_norm or trace.gradients_in_parts or reads_what_was_updated(trace))
 
 
-def _set(undo: Undo, group: dict[str, Any], name: str, value: object) -> None:
-    undo.then(group.__setitem__, name, group[name])
-    group[name] = value
-
-
 def _take_out(optimizers: list[Optimizer], added: Sequence[Optimizer]) -> None:
     for optimizer in added:
         optimizers.remove(optimizer)
 
 
-def _groups_to_fuse(step: Step) -> Iterator[dict[str, Any]]:
+def _refuse_to_fuse(step: Step) -> None:
     for optimizer in step.optimizers:
         kind = type(optimizer).__name__
         if kind not in _CAN_FUSE or not _is_torchs(optimizer):
             raise CannotApply(f"{kind} has no fused form: torch has one for {', '.join(_CAN_FUSE)}. Leave its flags as they are.")
         for parameter in _parameters(optimizer):
             _refuse_unfusable(kind, parameter, optimizer.state.get(parameter, {}))
-        yield from optimizer.param_groups
 
 
 def _refuse_unfusable(kind: str, parameter: torch.Tensor, state: dict[str, Any]) -> None:

@@ -6,9 +6,9 @@ from torch import nn
 
 import memfit
 from lever_law import differences, furniture, made, simulated, state_after
-from memfit import Step
+from memfit import MemfitError, Step
 from memfit.levers import LEVERS, CannotApply
-from memfit.levers.eight_bit import is_installed
+from memfit.levers.eight_bit import is_installed, refuse_to_load
 from memfit.records import Option
 
 LEVER = LEVERS["optimizer"]
@@ -80,3 +80,19 @@ def test_without_bitsandbytes_it_is_not_offered_and_refused() -> None:
     assert str(caught.value) == (
         "AdamW cannot keep its states in eight bits; bitsandbytes is not installed: pip install bitsandbytes, or leave this option out."
     )
+
+
+def test_loading_a_state_is_refused_with_the_reason() -> None:
+    step = made(layers)
+    step.optimizers[0].register_load_state_dict_pre_hook(refuse_to_load)
+    with pytest.raises(MemfitError, match="AdamW keeps its states in eight bits here, and torch cannot load them: take the lever off"):
+        step.optimizers[0].load_state_dict(step.optimizers[0].state_dict())
+
+
+@installed
+def test_with_the_lever_on_and_not_after_it() -> None:
+    step = made(layers)
+    saved = step.optimizers[0].state_dict()
+    with LEVER.apply(step, EIGHT), pytest.raises(MemfitError):
+        step.optimizers[0].load_state_dict(saved)
+    step.optimizers[0].load_state_dict(saved)

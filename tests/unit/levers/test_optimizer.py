@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import signal
 from collections.abc import Callable
 from dataclasses import replace
@@ -163,6 +164,35 @@ def test_undo_restores(option: Option) -> None:
     assert furniture(step) == before
     undo()
     assert furniture(step) == before
+
+
+@pytest.mark.parametrize("option", [LOOP, FUSED, IN_BACKWARD])
+@pytest.mark.parametrize("fitted_before", [True, False])
+def test_a_training_is_resumed_and_given_more_to_train(option: Option, fitted_before: bool) -> None:
+    """Loading exchanges the optimizer's groups, and a group may be added; undone, each has the flags of the plain one."""
+    first, plain, step = (made(mostly_parameters("AdamW", foreach=True)) for _ in range(3))
+    (theirs,), (one,), (other,) = first.optimizers, plain.optimizers, step.optimizers
+    undo_first = LEVER.apply(first, option)
+    first.run(first.batch)
+    if not fitted_before:
+        undo_first()
+    undo = LEVER.apply(step, option)
+    other.load_state_dict(copy.deepcopy(theirs.state_dict()))
+    undo_first()
+    one.load_state_dict(copy.deepcopy(theirs.state_dict()))
+    for s in (plain, step):
+        s.models[""].load_state_dict(first.models[""].state_dict())
+        assert isinstance(s.model, nn.Sequential)
+        s.model.append(nn.Linear(32, 8))
+        s.model[-1].load_state_dict({"weight": torch.ones(8, 32), "bias": torch.zeros(8)})
+        s.optimizers[0].add_param_group({"params": s.model[-1].parameters()})
+    if option is not IN_BACKWARD:
+        assert [(g["foreach"], bool(g["fused"])) for g in other.param_groups] == 2 * [(False, option is FUSED)]
+    if option is LOOP or option is IN_BACKWARD:
+        assert differences(state_after(plain), state_after(step)) == []
+    undo()
+    assert [(g["foreach"], bool(g["fused"])) for g in (*other.param_groups, other.defaults)] == 3 * [(True, False)]
+    assert not other._optimizer_load_state_dict_pre_hooks  # type: ignore[attr-defined]
 
 
 def test_an_error_in_the_middle_leaves_no_hooks() -> None:
