@@ -126,6 +126,7 @@ def _watching(forward: Forward, active: _Active) -> Iterator[None]:
                 forward.enter_region(None)
                 active.inside.append("")  # already inside, whatever is called
             yield
+        forward.tell_what_is_missing()
     finally:
         if active.inside:
             active.inside.clear()

@@ -252,16 +252,19 @@ class Forward(TorchDispatchMode):
         finally:
             self._quiet = before
 
-    def forget(self) -> None:
-        """The loss is computed: handles know all they need, nothing is looked up any more but who reads a parameter."""
-        if self._elsewhere is not None:
-            self._elsewhere.settle()
+    def tell_what_is_missing(self) -> None:
+        """The loss is computed, all of it: say so if little of what the table names was seen."""
         if self._found < _ENOUGH * len(self._decisions):
             warnings.warn(
                 f"memfit: this step differs from the one that was planned: only {self._found} of the {len(self._decisions)} operators "
                 "whose results were not to be kept ran in it. It is computed correctly, but may need more memory: plan it again.",
                 stacklevel=2,
             )
+
+    def forget(self) -> None:
+        """The loss is computed, or failed: handles know all they need, nothing is looked up any more but who reads a parameter."""
+        if self._elsewhere is not None:
+            self._elsewhere.settle()
         self._makers.clear()
         self._fresh.clear()
 
