@@ -6,7 +6,6 @@ The bits wait in a file, not in memory, so that looking at a step that barely fi
 from __future__ import annotations
 
 import copy
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import IO, Any
@@ -14,6 +13,7 @@ from typing import IO, Any
 import torch
 
 from memfit.batches import tensors_in
+from memfit.disk_file import file_on_a_disk
 from memfit.errors import StepError
 from memfit.restoring import attributes_restored, held_tensors, random_numbers_restored
 from memfit.step import Step
@@ -31,7 +31,7 @@ def rolled_back(step: Step) -> Iterator[None]:
     for p in parameters:
         p.grad = None
     storages = _storages(step)
-    with random_numbers_restored(), attributes_restored(step), tempfile.TemporaryFile() as kept:
+    with random_numbers_restored(), attributes_restored(step), file_on_a_disk() as kept:
         for storage in storages:
             _write(storage, kept)
         try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -11,9 +10,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
-import psutil
 import torch
 
+from memfit.disk_file import file_on_a_disk
 from memfit.torch_private import FakeTensor
 
 WAITING = 2  # tensors on their way to another place at a time: more would be memory again
@@ -23,7 +22,7 @@ class Spill:
     """One unnamed file, gone when the process is, however it ends."""
 
     def __init__(self, directory: str | None = None) -> None:
-        self._file = tempfile.TemporaryFile(dir=directory or _on_a_disk(), prefix="memfit-")  # noqa: SIM115  # lives as long as the spill
+        self._file = file_on_a_disk(directory)  # lives as long as the spill
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="memfit-spill")
         self._waiting: deque[Spilled] = deque()
         self._alive: weakref.WeakSet[Spilled] = weakref.WeakSet()
@@ -75,16 +74,6 @@ class Spill:
         self.settle()
         self._writer.shutdown()
         self._file.close()
-
-
-def _on_a_disk() -> str:
-    """A directory for temporary files that is not itself memory, as /tmp is on some machines."""
-    mounted = {p.mountpoint: p.fstype for p in psutil.disk_partitions(all=True)}
-    for directory in (tempfile.gettempdir(), "/var/tmp", os.getcwd()):
-        roots = [root for root in mounted if os.path.isdir(directory) and os.path.commonpath([root, directory]) == root]
-        if os.access(directory, os.W_OK) and mounted.get(max(roots, key=len, default="")) not in ("tmpfs", "ramfs"):
-            return directory
-    return tempfile.gettempdir()
 
 
 class Spilled:

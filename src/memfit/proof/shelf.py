@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-import tempfile
 from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
+
+from memfit.disk_file import file_on_a_disk
 
 _PIECE = 2**20  # values that are compared at a time, in float64
 
@@ -40,7 +41,7 @@ class Shelf:
 
     def __init__(self, *wanted: str) -> None:
         self._wanted = wanted
-        self._file = tempfile.TemporaryFile()  # noqa: SIM115  # open as long as the shelf lives
+        self._file = file_on_a_disk()  # open as long as the shelf lives
         self._places: dict[Key, _Place] = {}
         self._end = 0
         self._norms: dict[str, float] = {}
