@@ -6,15 +6,16 @@ The bits wait in a file, not in memory, so that looking at a step that barely fi
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import IO, Any
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import torch
+from torch.optim import Optimizer
 
 from memfit.batches import tensors_in
-from memfit.disk_file import file_on_a_disk
 from memfit.errors import StepError
+from memfit.kept_bits import bits_restored
 from memfit.restoring import attributes_restored, held_tensors, random_numbers_restored
 from memfit.step import Step
 from memfit.step_faults import value_faults
@@ -25,30 +26,40 @@ def rolled_back(step: Step) -> Iterator[None]:
     """Run steps inside; afterwards the step is as it was, bit for bit, also after an exception."""
     if faults := value_faults(step):
         raise StepError(faults)
-    optimizers = [(o, {p: copy.copy(s) for p, s in o.state.items()}, [dict(g) for g in o.param_groups]) for o in step.optimizers]
-    parameters = [p for model in step.models.values() for p in model.parameters()]
-    before = [(p, p.data, p.requires_grad, p.grad) for p in parameters]
-    for p in parameters:
-        p.grad = None
-    storages = _storages(step)
-    with random_numbers_restored(), attributes_restored(step), file_on_a_disk() as kept:
-        for storage in storages:
-            _write(storage, kept)
+    with ExitStack() as undo:
+        undo.enter_context(random_numbers_restored())
+        undo.enter_context(attributes_restored(step))
+        undo.enter_context(bits_restored(_storages(step)))
+        undo.callback(_put_back_parameters, [(p, p.data, p.requires_grad, p.grad) for p in _parameters(step)])
+        undo.callback(
+            _put_back_optimizers,
+            [(o, {p: copy.copy(s) for p, s in o.state.items()}, [dict(g) for g in o.param_groups]) for o in step.optimizers],
+        )
         try:
+            for p in _parameters(step):
+                p.grad = None
             yield
         finally:
-            for optimizer, state, groups in optimizers:
-                optimizer.state.clear()
-                optimizer.state.update(state)
-                for group, values in zip(optimizer.param_groups, groups, strict=True):
-                    group.clear()
-                    group.update(values)
-            for p, data, trained, gradient in before:
-                p.data, p.requires_grad = data, trained
-                p.grad = gradient
-            kept.seek(0)
-            for storage in storages:
-                _read(storage, kept)
+            undo.close()
+
+
+def _parameters(step: Step) -> list[torch.Tensor]:
+    return [p for model in step.models.values() for p in model.parameters()]
+
+
+def _put_back_parameters(before: Iterable[tuple[torch.Tensor, torch.Tensor, bool, torch.Tensor | None]]) -> None:
+    for p, data, trained, gradient in before:
+        p.data, p.requires_grad = data, trained
+        p.grad = gradient
+
+
+def _put_back_optimizers(before: Iterable[tuple[Optimizer, dict[Any, Any], list[dict[str, Any]]]]) -> None:
+    for optimizer, state, groups in before:
+        optimizer.state.clear()
+        optimizer.state.update(state)
+        for group, values in zip(optimizer.param_groups, groups, strict=True):
+            group.clear()
+            group.update(values)
 
 
 def _storages(step: Step) -> list[torch.UntypedStorage]:
@@ -57,21 +68,3 @@ def _storages(step: Step) -> list[torch.UntypedStorage]:
     tensors += [t for o in step.optimizers for group in o.param_groups for t in group.values() if isinstance(t, torch.Tensor)]
     tensors += [t for _, t in tensors_in(step.batch)]
     return list({t.untyped_storage().data_ptr(): t.untyped_storage() for t in tensors}.values())
-
-
-def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
-    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
-
-
-def _write(storage: torch.UntypedStorage, file: IO[bytes]) -> None:
-    with torch.no_grad():
-        file.write(_bytes_of(storage).cpu().numpy().data)
-
-
-def _read(storage: torch.UntypedStorage, file: IO[bytes]) -> None:
-    with torch.no_grad():
-        target = _bytes_of(storage)
-        if storage.device.type == "cpu":
-            file.readinto(target.numpy().data)  # type: ignore[attr-defined]
-        else:
-            target.copy_(torch.frombuffer(bytearray(file.read(storage.nbytes())), dtype=torch.uint8))
