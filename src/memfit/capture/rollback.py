@@ -17,13 +17,14 @@ from memfit.batches import tensors_in
 from memfit.errors import StepError
 from memfit.kept_bits import bits_restored
 from memfit.restoring import attributes_restored, held_tensors, random_numbers_restored
+from memfit.running import interrupts_held_back
 from memfit.step import Step
 from memfit.step_faults import value_faults
 
 
 @contextmanager
 def rolled_back(step: Step) -> Iterator[None]:
-    """Run steps inside; afterwards the step is as it was, bit for bit, also after an exception."""
+    """Run steps inside; afterwards the step is as it was, bit for bit, also after an exception or Ctrl-C."""
     if faults := value_faults(step):
         raise StepError(faults)
     with ExitStack() as undo:
@@ -40,7 +41,8 @@ def rolled_back(step: Step) -> Iterator[None]:
                 p.grad = None
             yield
         finally:
-            undo.close()
+            with interrupts_held_back():
+                undo.close()
 
 
 def _parameters(step: Step) -> list[torch.Tensor]:

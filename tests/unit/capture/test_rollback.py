@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import resource
+import signal
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +14,7 @@ import torch
 from torch import nn
 
 import memfit
-from memfit import Step
+from memfit import Step, kept_bits
 from memfit.batches import map_tensors, tensors_in
 from memfit.capture.rollback import rolled_back
 from small_steps import SMALL_STEPS, convolutional_2d
@@ -75,6 +77,36 @@ def test_everything_is_put_back_after_an_exception(error: type[BaseException]) -
         step.run(step.batch)
         raise error("in the middle")
     assert same(before, everything(step))
+
+
+def test_everything_is_put_back_before_ctrl_c_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    step = convolutional_2d()
+    step.run(step.batch)
+    before, put_back = everything(step), kept_bits._put_back
+
+    def interrupted(*args: Any) -> None:
+        signal.raise_signal(signal.SIGINT)
+        put_back(*args)
+
+    monkeypatch.setattr(kept_bits, "_put_back", interrupted)
+    with pytest.raises(KeyboardInterrupt), rolled_back(step):
+        step.run(step.batch)
+    assert same(before, everything(step))
+
+
+def test_a_full_disk_is_found_before_anything_is_changed() -> None:
+    step = convolutional_2d()
+    step.run(step.batch)
+    before, gradients = everything(step), [p.grad for p in step.models[""].parameters()]
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"), rolled_back(step):
+            step.run(step.batch)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert same(before, everything(step))
+    assert all(p.grad is g for p, g in zip(step.models[""].parameters(), gradients, strict=True))
 
 
 @pytest.mark.parametrize("simulate", [True, False], ids=["simulated", "real"])
