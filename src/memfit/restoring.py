@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import weakref
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from memfit.ops.leaves import leaves_of
 from memfit.step import Step
 
 _CONTAINERS = (dict, OrderedDict, list, set)  # these can be refilled; a library's own kinds may be frozen
@@ -59,6 +61,31 @@ def _refill(held: Any, copy: Any) -> None:
         held.extend(copy)
     else:
         held.update(copy)
+
+
+@contextmanager
+def outer_gradients_restored(step: Step) -> Iterator[None]:
+    """What losses reach beside the models' parameters, as tensors they hold themselves or the batch, has the gradients it had.
+
+    A leaf may be made by the loss, and go with it: it is not held.
+    """
+    own = {id(p) for model in step.models.values() for p in model.parameters()}
+    before: dict[int, tuple[weakref.ref[torch.Tensor], torch.Tensor | None]] = {}
+
+    def look(loss: torch.Tensor) -> None:
+        for leaf in leaves_of(loss):
+            if id(leaf) not in own and (id(leaf) not in before or before[id(leaf)][0]() is not leaf):
+                before[id(leaf)] = weakref.ref(leaf), leaf.grad
+                leaf.grad = None
+
+    step.running.saw_loss.append(look)
+    try:
+        yield
+    finally:
+        step.running.saw_loss.remove(look)
+        for found, gradient in before.values():
+            if (leaf := found()) is not None:
+                leaf.grad = gradient
 
 
 @dataclass(frozen=True)

@@ -176,6 +176,8 @@ class Step:
             loss = phase.loss(self.model, part.batch, carry)
         if faults := loss_faults(phase.name, loss):
             raise StepError(faults)
+        for call in self.running.saw_loss:
+            call(loss)
         if watcher:
             watcher.saw_loss(phase.name, loss)
         return loss

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from memfit.capture.recorder import Recorder
+from memfit.capture.recorder import BEFORE, Recorder
 from memfit.errors import StepError
-from memfit.torch_private import FakeTensor, without_modes
+from memfit.torch_private import FakeTensor, FakeTensorMode, without_modes
 
 aten = torch.ops.aten
 
@@ -21,6 +21,18 @@ class FakeRecorder(Recorder):
     A number that an optimizer reads is 1, since it scales an update and shapes nothing. A lone random draw is its mean: models that skip
     a layer now and then compare one with a rate, and the step that skips none is the one that counts.
     """
+
+    def __enter__(self) -> FakeRecorder:
+        self._mode: FakeTensorMode = torch.empty(0).fake_mode  # type: ignore[attr-defined]  # of the simulation around us
+        super().__enter__()
+        return self
+
+    def _number_of(self, tensor: torch.Tensor, born: int = BEFORE) -> int:
+        """A real one, which a loss holds by itself, is what stands in for it: what an operator gives as a view of it is a view of that."""
+        if not isinstance(tensor, FakeTensor):
+            was, self._silent = self._silent, True
+            tensor, self._silent = self._mode.from_tensor(tensor), was
+        return super()._number_of(tensor, born)
 
     def _asked(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """torch asks each tensor for its device several times an op: the long way to the answer is a tenth of a simulation."""

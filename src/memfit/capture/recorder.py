@@ -21,7 +21,7 @@ from memfit.torch_private import TorchDispatchMode
 OpCall = Callable[[int, Any, tuple[Any, ...], dict[str, Any]], None]
 
 
-_BEFORE = -1
+BEFORE = -1
 _NOT_ON_THE_LINE = ("prim", "profiler")  # questions about a tensor and marks of torch's own: they take no memory
 _TAKES_NEW_TENSORS = (torch.ops.aten.lift_fresh.default,)  # torch.tensor(...) makes its tensor out of our sight
 
@@ -122,12 +122,12 @@ class Recorder(TorchDispatchMode):
             forward = self._op_of_node.get(current_node_number())
             if forward is not None:
                 module, source = self._ops[forward][3], self._ops[forward][4]
-        born = self.now if func in _TAKES_NEW_TENSORS else _BEFORE
+        born = self.now if func in _TAKES_NEW_TENSORS else BEFORE
         inputs = [self._number_of(t, born) for t in _tensors(args)]
         drew = draws(func, args, kwargs)
         return [func, self.phase, self._loss, module, source, inputs, (), None, forward, parts_now(), drew]
 
-    def _number_of(self, tensor: torch.Tensor, born: int = _BEFORE) -> int:
+    def _number_of(self, tensor: torch.Tensor, born: int = BEFORE) -> int:
         if tensor.layout != torch.strided:
             raise MemfitError(
                 f"This step uses a sparse tensor ({tensor.layout}, shape {tuple(tensor.shape)}), whose memory memfit does not follow yet: "

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from memfit.batches import tensors_in
 from memfit.errors import StepError
 from memfit.kept_bits import bits_restored
-from memfit.restoring import attributes_restored, held_tensors, random_numbers_restored
+from memfit.restoring import attributes_restored, held_tensors, outer_gradients_restored, random_numbers_restored
 from memfit.running import interrupts_held_back
 from memfit.step import Step
 from memfit.step_faults import value_faults
@@ -31,6 +31,7 @@ def rolled_back(step: Step) -> Iterator[None]:
         undo.enter_context(random_numbers_restored())
         undo.enter_context(attributes_restored(step))
         undo.enter_context(bits_restored(_storages(step)))
+        undo.enter_context(outer_gradients_restored(step))
         undo.callback(_put_back_parameters, [(p, p.data, p.requires_grad, p.grad) for p in _parameters(step)])
         undo.callback(
             _put_back_optimizers,

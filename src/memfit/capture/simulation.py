@@ -6,7 +6,7 @@ import logging
 import traceback
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -20,7 +20,8 @@ from memfit.capture.caches import no_fakes_cached
 from memfit.capture.known_numbers import KnownNumbers
 from memfit.capture.whereabouts import is_the_users, short_path
 from memfit.errors import CannotSimulate, MemfitError
-from memfit.restoring import attributes_restored, containers_of, random_numbers_restored
+from memfit.ops.leaves import leaves_of
+from memfit.restoring import attributes_restored, containers_of, outer_gradients_restored, random_numbers_restored
 from memfit.step import Step
 from memfit.torch_private import NEEDS_VALUES, FakeTensor, FakeTensorMode
 
@@ -94,6 +95,8 @@ def simulated(step: Step) -> Iterator[Step]:
         _exchange_module_tensors(step, fake)
         for optimizer in step.optimizers:
             _exchange_optimizer_tensors(optimizer, fake, undo)
+        undo.enter_context(_exchanged_ones_refused(step, faked))
+        undo.enter_context(outer_gradients_restored(step))
         yield replace(step, batch=map_tensors(fake, step.batch), loader=None)
 
 
@@ -148,6 +151,33 @@ def refuse_parameter_hooks(step: Step) -> None:
                     "tensor that stands in for it.\nUse the command line with --simulate, which builds the whole step without memory, "
                     "or measure it as it is: memfit.profile(step)."
                 )
+
+
+@contextmanager
+def _exchanged_ones_refused(step: Step, exchanged: Mapping[int, torch.Tensor]) -> Iterator[None]:
+    """A loss that reaches a tensor of the step's other than through the step has a real one, with gradients that no step takes."""
+
+    def look(loss: torch.Tensor) -> None:
+        for leaf in leaves_of(loss):
+            if id(leaf) in exchanged and not isinstance(leaf, FakeTensor):
+                raise MemfitError(_reached_elsewhere(step, exchanged[id(leaf)]))
+
+    step.running.saw_loss.append(look)
+    try:
+        yield
+    finally:
+        step.running.saw_loss.remove(look)
+
+
+def _reached_elsewhere(step: Step, tensor: torch.Tensor) -> str:
+    named = (name for prefix, model in step.models.items() for name, p in model.named_parameters(prefix) if p is tensor)
+    name = next(named, None)
+    which = f"the parameter {name!r}" if name else f"a tensor of the step's of shape {tuple(tensor.shape)}"
+    return (
+        f"This step cannot be simulated as it is: the loss uses {which} from a variable of its own, a list that was made before, say, "
+        "and not from the model or batch it is called with.\nTake it from these inside the loss, as in model.parameters(). Or use the "
+        "command line with --simulate, which builds the whole step without memory, or measure it as it is: memfit.profile(step)."
+    )
 
 
 def _exchange_optimizer_tensors(optimizer: Optimizer, fake: Callable[[torch.Tensor], torch.Tensor], undo: ExitStack) -> None:
