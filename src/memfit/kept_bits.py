@@ -24,7 +24,7 @@ def bits_restored(storages: Iterable[torch.UntypedStorage]) -> Iterator[None]:
     >>> numbers
     tensor([1., 1., 1.])
     """
-    kept = [(storage, storage.nbytes()) for storage in storages]
+    kept = [(storage, storage.nbytes()) for storage in {storage.data_ptr(): storage for storage in storages}.values()]
     with file_on_a_disk() as file:
         for storage, _ in kept:
             for piece in _pieces(storage):

@@ -1,66 +1,114 @@
-"""What running a step once more, only to look at it, would leave behind: what modules hold in their attributes, and random numbers."""
+"""What running a step once more, only to look at it, would leave behind: what modules and optimizers hold, and random numbers."""
 
 from __future__ import annotations
 
 import random
+import sys
+import sysconfig
+import threading
 import weakref
-from collections import OrderedDict
-from collections.abc import Iterator
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
+from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch.optim import Optimizer
 
+from memfit.kept_bits import bits_restored
 from memfit.ops.leaves import leaves_of
 from memfit.step import Step
 
-_CONTAINERS = (dict, OrderedDict, list, set)  # these can be refilled; a library's own kinds may be frozen
+_LISTS = (list, deque)
+_CONTAINERS = (dict, OrderedDict, defaultdict, Counter, *_LISTS, set)  # these can be refilled; a library's own kinds may be frozen
+_LIBRARIES = (sysconfig.get_paths()["stdlib"], sysconfig.get_paths()["platstdlib"], str(Path(__file__).parent))
 
 
 @contextmanager
 def attributes_restored(step: Step) -> Iterator[None]:
-    """Whatever is set, added or removed on a module inside is as it was afterwards; so are the lists, dicts and sets in its attributes.
+    """Whatever is set, added or removed on a module or optimizer inside is as it was afterwards; so is what their attributes hold.
 
-    Caches, counters, buffers made on the way.
+    Caches, counters, buffers made on the way; not the bits of tensors.
     """
-    contents = [(held, _copy(held)) for held in containers_of(step) if type(held) in _CONTAINERS]
-    try:
-        yield
-    finally:
-        for held, copy in contents:
-            _refill(held, copy)
+    held = containers_of(step)
+    contents = [(each, each.copy()) for each in held if type(each) in _CONTAINERS]
+    with bits_restored(memory for each in held for memory in _arrays_in(each)):
+        try:
+            yield
+        finally:
+            for each, before in contents:
+                _refill(each, before)
 
 
 def containers_of(step: Step) -> list[Any]:
-    """Modules' attributes, and the dicts, lists, sets and tuples in them, each once, the outer ones last."""
+    """Attributes of modules, of optimizers and of plain objects in them, and the containers in these, each once, the outer ones last."""
     found: dict[int, Any] = {}
-    waiting: list[Any] = [module.__dict__ for model in step.models.values() for module in model.modules()]
+    waiting: list[Any] = [each.__dict__ for each in (*(m for model in step.models.values() for m in model.modules()), *step.optimizers)]
     while waiting:
         held = waiting.pop()
-        if id(held) not in found and (type(held) in _CONTAINERS or type(held) is tuple):
+        if id(held) not in found:
             found[id(held)] = held
-            waiting.extend(held.values() if isinstance(held, dict) else held)
+            waiting.extend(inner for value in _values(held) if (inner := _followed(value)) is not None)
     return list(reversed(found.values()))
 
 
 def held_tensors(step: Step) -> list[torch.Tensor]:
-    """Every tensor in modules' attributes, in containers too; parameters and buffers among them."""
-    values = (value for held in containers_of(step) for value in (held.values() if isinstance(held, dict) else held))
-    return [value for value in values if isinstance(value, torch.Tensor)]
+    """Every tensor in modules' and optimizers' attributes, in containers too; parameters, buffers and states among them."""
+    return [value for held in containers_of(step) for value in _values(held) if isinstance(value, torch.Tensor)]
 
 
-def _copy(held: Any) -> Any:
-    return dict(held) if isinstance(held, dict) else held.copy()
+def _values(held: Any) -> Iterable[Any]:
+    return held.values() if isinstance(held, dict) else held
 
 
-def _refill(held: Any, copy: Any) -> None:
+def _followed(value: Any) -> Any:
+    """A container; of an optimizer, or of an object of the user's own, its attributes; None for anything else."""
+    if type(value) in _CONTAINERS or type(value) is tuple:
+        return value
+    return value.__dict__ if isinstance(value, Optimizer) or _is_plain(value) else None
+
+
+def _is_plain(value: Any) -> bool:
+    """An object of classes in the user's own files, and nothing in it that goes on by itself: that would not fit what is put back."""
+    if not all(map(_is_users_class, type(value).__mro__[:-1])) or type(getattr(value, "__dict__", None)) is not dict:
+        return False
+    return not any(isinstance(held, (Iterator, threading.Thread)) for held in value.__dict__.values())
+
+
+@cache
+def _is_users_class(kind: type) -> bool:
+    if kind.__module__ in ("__main__", "abc", "typing"):  # the last two keep nothing in an instance
+        return True
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    return file is not None and not file.startswith(_LIBRARIES) and "-packages" not in file
+
+
+def _arrays_in(held: Any) -> Iterator[torch.UntypedStorage]:
+    """Memory of NumPy's; arrays of objects, and those that cannot be written to or have gaps, are left out."""
+    for array in _values(held):
+        while isinstance(array, np.ndarray) and isinstance(array.base, np.ndarray):
+            array = array.base
+        if type(array) is np.ndarray and array.size and array.flags.writeable and array.flags.forc and not array.dtype.hasobject:
+            yield torch.from_numpy(array.ravel(order="K").view(np.uint8)).untyped_storage()
+
+
+def _refill(held: Any, before: Any) -> None:
+    if len(held) == len(before) and all(a is b for a, b in zip(_entries(held), _entries(before), strict=True)):
+        return  # somebody else may be reading it
     held.clear()
-    if isinstance(held, list):
-        held.extend(copy)
+    if isinstance(held, _LISTS):
+        held.extend(before)
     else:
-        held.update(copy)
+        held.update(before)
+
+
+def _entries(held: Any) -> Iterator[Any]:
+    return chain(held, held.values()) if isinstance(held, dict) else iter(held)
 
 
 @contextmanager

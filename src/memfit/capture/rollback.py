@@ -5,13 +5,10 @@ The bits wait in a file, not in memory, so that looking at a step that barely fi
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
 
 import torch
-from torch.optim import Optimizer
 
 from memfit.batches import tensors_in
 from memfit.errors import StepError
@@ -33,10 +30,6 @@ def rolled_back(step: Step) -> Iterator[None]:
         undo.enter_context(bits_restored(_storages(step)))
         undo.enter_context(outer_gradients_restored(step))
         undo.callback(_put_back_parameters, [(p, p.data, p.requires_grad, p.grad) for p in _parameters(step)])
-        undo.callback(
-            _put_back_optimizers,
-            [(o, {p: copy.copy(s) for p, s in o.state.items()}, [dict(g) for g in o.param_groups]) for o in step.optimizers],
-        )
         try:
             for p in _parameters(step):
                 p.grad = None
@@ -56,18 +49,6 @@ def _put_back_parameters(before: Iterable[tuple[torch.Tensor, torch.Tensor, bool
         p.grad = gradient
 
 
-def _put_back_optimizers(before: Iterable[tuple[Optimizer, dict[Any, Any], list[dict[str, Any]]]]) -> None:
-    for optimizer, state, groups in before:
-        optimizer.state.clear()
-        optimizer.state.update(state)
-        for group, values in zip(optimizer.param_groups, groups, strict=True):
-            group.clear()
-            group.update(values)
-
-
 def _storages(step: Step) -> list[torch.UntypedStorage]:
-    tensors: list[Any] = [t for t in held_tensors(step) if t.layout is torch.strided and t.device.type != "meta"]
-    tensors += [t for o in step.optimizers for state in o.state.values() for _, t in tensors_in(dict(state))]
-    tensors += [t for o in step.optimizers for group in o.param_groups for t in group.values() if isinstance(t, torch.Tensor)]
-    tensors += [t for _, t in tensors_in(step.batch)]
-    return list({t.untyped_storage().data_ptr(): t.untyped_storage() for t in tensors}.values())
+    held = [t for t in held_tensors(step) if t.layout is torch.strided and t.device.type != "meta"]
+    return [t.untyped_storage() for t in (*held, *(t for _, t in tensors_in(step.batch)))]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import traceback
 import warnings
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -92,7 +92,7 @@ def simulated(step: Step) -> Iterator[Step]:
 
     refuse_parameter_hooks(step)
     with _as_before(step), ExitStack() as undo, mode, KnownNumbers(), values_refused(), _no_complaints():
-        _exchange_module_tensors(step, fake)
+        _exchange_held_tensors(step, fake)
         for optimizer in step.optimizers:
             _exchange_optimizer_tensors(optimizer, fake, undo)
         undo.enter_context(_exchanged_ones_refused(step, faked))
@@ -125,10 +125,10 @@ def _fake(mode: FakeTensorMode, tensor: torch.Tensor, value: float | None) -> to
     return nn.Parameter(made, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else made
 
 
-def _exchange_module_tensors(step: Step, fake: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    """Parameters, buffers, and tensors in plain attributes, alone or in containers: in place, since modules may share one."""
+def _exchange_held_tensors(step: Step, fake: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Parameters, buffers, states, and tensors in plain attributes, alone or in containers: in place, since modules may share one."""
     for held in containers_of(step):
-        places = list(held.items()) if isinstance(held, dict) else list(enumerate(held)) if isinstance(held, list) else []
+        places = list(held.items()) if isinstance(held, dict) else list(enumerate(held)) if isinstance(held, (list, deque)) else []
         for place, value in places:
             if isinstance(value, torch.Tensor) or type(value) is tuple:
                 held[place] = _exchanged(value, fake)
