@@ -11,18 +11,22 @@ from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
+from inspect import getclosurevars
 from itertools import chain
 from pathlib import Path
+from types import FunctionType, MethodType
 from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 from torch.optim import Optimizer
 
 from memfit.kept_bits import bits_restored
 from memfit.ops.leaves import leaves_of
 from memfit.step import Step
+from memfit.torch_private import step_hooks
 
 _LISTS = (list, deque)
 _CONTAINERS = (dict, OrderedDict, defaultdict, Counter, *_LISTS, set)  # these can be refilled; a library's own kinds may be frozen
@@ -48,7 +52,10 @@ def attributes_restored(step: Step) -> Iterator[None]:
 def containers_of(step: Step) -> list[Any]:
     """Attributes of modules, of optimizers and of plain objects in them, and the containers in these, each once, the outer ones last."""
     found: dict[int, Any] = {}
-    waiting: list[Any] = [each.__dict__ for each in (*(m for model in step.models.values() for m in model.modules()), *step.optimizers)]
+    beside = [value for optimizer in step.optimizers for hook in step_hooks(optimizer) or () for value in _used_by(hook)]
+    models = [*step.models.values(), *(value for value in beside if isinstance(value, nn.Module))]
+    waiting: list[Any] = [each.__dict__ for each in (*(m for model in models for m in model.modules()), *step.optimizers)]
+    waiting.append(tuple(beside))
     while waiting:
         held = waiting.pop()
         if id(held) not in found:
@@ -60,6 +67,15 @@ def containers_of(step: Step) -> list[Any]:
 def held_tensors(step: Step) -> list[torch.Tensor]:
     """Every tensor in modules' and optimizers' attributes, in containers too; parameters, buffers and states among them."""
     return [value for held in containers_of(step) for value in _values(held) if isinstance(value, torch.Tensor)]
+
+
+def _used_by(hook: Any) -> list[Any]:
+    """What a hook on a step is a method of, or knows by name: the average of weights that it keeps may be nowhere else."""
+    if isinstance(hook, partial):
+        return [*hook.args, *hook.keywords.values(), *_used_by(hook.func)]
+    owner = getattr(hook, "__self__", None)
+    known = getclosurevars(hook) if isinstance(hook, (FunctionType, MethodType)) else None
+    return [hook, owner, *({**known.globals, **known.nonlocals}.values() if known else ())]
 
 
 def _values(held: Any) -> Iterable[Any]:

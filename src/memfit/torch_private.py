@@ -43,6 +43,7 @@ __all__ = [
     "hooks_on_steps",
     "instance_norms",
     "simulating",
+    "step_hooks",
     "why_not_fused",
     "without_modes",
 ]
@@ -93,11 +94,17 @@ def instance_norms() -> tuple[type[nn.Module], ...]:
     return (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d) if base is None else (base,)
 
 
-def hooks_on_steps(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether anything hangs on this optimizer's step, or on every optimizer's; what cannot be seen may be there."""
+def step_hooks(optimizer: torch.optim.Optimizer) -> list[Any] | None:
+    """What hangs on this optimizer's step, or on every optimizer's; None where it cannot be seen."""
     own = (getattr(optimizer, f"_optimizer_step_{when}_hooks", None) for when in ("pre", "post"))
     everyones = (_found("torch.optim.optimizer", f"_global_optimizer_{when}_hooks") for when in ("pre", "post"))
-    return any(hooks is None or hooks for hooks in (*own, *everyones))
+    found = [*own, *everyones]
+    return None if None in found else [hook for hooks in found for hook in hooks.values()]
+
+
+def hooks_on_steps(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether anything hangs on this optimizer's step, or on every optimizer's; what cannot be seen may be there."""
+    return step_hooks(optimizer) != []
 
 
 def why_not_fused(parameter: torch.Tensor, *, cuda: bool) -> str:
