@@ -19,6 +19,8 @@ from memfit.proof.sampling import varied
 from memfit.proof.shelf import Shelf, same_bits
 from memfit.step import Step
 
+_THREADS = (1, 2, 4)  # few: each is a run of the plain step
+
 
 class Reference:
     """What a fitted step is compared with. Each run happens when it is first asked for, and is rolled back."""
@@ -87,6 +89,25 @@ class Reference:
         if eps not in self._rough:
             self._rough[eps] = self._moved_by(eps)
         return self._rough[eps]
+
+    @cached_property
+    def resummed(self) -> tuple[Outcome, ...]:
+        """The step with its long sums in other orders: torch cuts them up by its number of threads.
+
+        More threads take more memory, so they only run where there was room for float64.
+        """
+        now = torch.get_num_threads()
+        return tuple(self._with_threads(count) for count in _THREADS if count < now or (count > now and self._float64))
+
+    def _with_threads(self, count: int) -> Outcome:
+        self.progress("measuring the noise of summation")
+        before = torch.get_num_threads()
+        torch.set_num_threads(count)
+        try:
+            with self._plainly():
+                return observe(self.step, self.places, self.batches, "gradients", "later", "buffers")
+        finally:
+            torch.set_num_threads(before)
 
     def _moved_by(self, eps: float | None) -> Outcome:
         self.progress("measuring the noise of rounding")
