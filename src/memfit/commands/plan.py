@@ -88,6 +88,8 @@ def _record(found: memfit.Plan | Infeasible, budget: int) -> dict[str, Any]:
 def _refuse_missing_folder(path: str) -> None:
     """Before a plan is looked for, which takes a while."""
     folder = Path(path).parent
+    if Path(path).is_dir():
+        raise MemfitError(f"The plan cannot be written to {path}: it is a folder. Give a file in it, as in -o {Path(path) / 'plan.json'}.")
     if not folder.is_dir():
         raise MemfitError(f"The plan cannot be written to {path}: there is no folder {folder}. Make it, or give another file with -o.")
 

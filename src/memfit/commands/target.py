@@ -20,6 +20,7 @@ from memfit.errors import MemfitError, StepError, TargetError
 if TYPE_CHECKING:
     from memfit.step import Step
 
+_NOT_TOLD = (KeyboardInterrupt, GeneratorExit)
 _OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
 
 
@@ -33,7 +34,7 @@ def load_step(target: str, simulate: bool) -> Step:
         raise TargetError(f"{target!r} names no file or module: write path/to/file.py:{name} or package.module:{name}.")
     if not (colon and name):
         raise TargetError(f"{target!r} names no function: write path/to/file.py:function or package.module:function.")
-    is_file = place.endswith(".py") or os.sep in place
+    is_file = place.endswith(".py") or os.sep in place or place.startswith(".")
     function = _function(_module_from_file(Path(place)) if is_file else _module_named(place), place, name)
     with _told_as_target_error(f"{target} failed"):
         step = built_without_memory(function) if simulate else function()
@@ -45,12 +46,12 @@ def load_step(target: str, simulate: bool) -> Step:
 
 @contextmanager
 def step_errors() -> Iterator[None]:
-    """What the user's step raises while it runs becomes a StepError; an error of memfit's own passes as it is."""
+    """What the user's step raises while it runs becomes a StepError, a sys.exit among it; an error of memfit's own passes as it is."""
     try:
         yield
-    except MemfitError:
+    except (MemfitError, *_NOT_TOLD):
         raise
-    except Exception as error:
+    except BaseException as error:
         if not _is_the_steps(error):
             raise
         raise StepError([_told(error)]) from error
@@ -101,7 +102,7 @@ def _no_such_file(path: Path) -> str:
     if path.is_dir():
         return f"{path} is a directory: give the file in it, as in {path}/train.py:function."
     there = [file.name for file in path.parent.glob("*.py")] if path.parent.is_dir() else []
-    close = difflib.get_close_matches(path.name, there, 1)
+    close = difflib.get_close_matches(path.name, there, 1, 0.75)  # ".py" alone makes short names alike
     guess = f" Did you mean {path.parent / close[0]}?" if close else " Check the path."
     return f"There is no file {path} (seen from {os.getcwd()}).{guess}"
 
@@ -137,9 +138,9 @@ def _no_such_function(module: ModuleType, place: str, name: str) -> str:
 def _told_as_target_error(what: str) -> Iterator[None]:
     try:
         yield
-    except MemfitError:
+    except (MemfitError, *_NOT_TOLD):
         raise
-    except (Exception, SystemExit) as error:
+    except BaseException as error:  # also a sys.exit, and what test frameworks end a test with
         raise TargetError(f"{what}: {_told(error)}") from error
 
 
@@ -170,17 +171,20 @@ def _way_out(error: BaseException) -> str:
     if isinstance(error, ImportError):
         return "Install what is missing, or run memfit in the environment your training runs in."
     if isinstance(error, SystemExit):
-        return 'Put what should run only as a script under: if __name__ == "__main__".'
+        return 'What memfit calls must not end the program: put what should run only as a script under: if __name__ == "__main__".'
     return ""
 
 
-def _is_the_steps(error: Exception) -> bool:
-    """Raised while the step ran, and not by a line of memfit's that watches it."""
+def _is_the_steps(error: BaseException) -> bool:
+    """Raised while the step ran, and not by a line of memfit's that watches it, unless that hands the step's own call on to torch."""
     import memfit.step
 
-    files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+    frames = traceback.extract_tb(error.__traceback__)
     ours = str(Path(__file__).resolve().parents[1])
-    return memfit.step.__file__ in files and (files[-1] == memfit.step.__file__ or not files[-1].startswith(ours))
+    ran = any(frame.filename == memfit.step.__file__ for frame in frames)
+    last = frames[-1]
+    hands_on = last.name.startswith("__torch_") and "func(*args" in (last.line or "")
+    return ran and (hands_on or last.filename == memfit.step.__file__ or not last.filename.startswith(ours))
 
 
 def _kind(value: object) -> str:

@@ -194,6 +194,21 @@ def test_what_the_step_raises_while_it_runs_is_the_users(project: Path) -> None:
     assert "return m(b[:, :2]).mean()" in caught.value.faults[0]
 
 
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("return m(b['x']).mean()", "raised TypeError"),  # torch is handed it by what simulates
+        ("import sys; sys.exit('the loss is NaN')", "raised SystemExit: the loss is NaN"),
+        ("raise type('Stop', (BaseException,), {})('enough')", "raised Stop: enough"),
+    ],
+)
+def test_whatever_a_loss_raises_under_simulation_is_the_users_and_exits_2(project: Path, body: str, words: str) -> None:
+    step = running(project, body)
+    with pytest.raises(StepError) as caught, step_errors():
+        memfit.profile(step, simulate=True)
+    assert words in caught.value.faults[0] and body in caught.value.faults[0]
+
+
 def test_out_of_memory_points_to_the_simulation(project: Path) -> None:
     step = running(project, "raise RuntimeError('DefaultCPUAllocator: can\\'t allocate memory')")
     with pytest.raises(StepError, match="--simulate profiles it without touching any"), step_errors():
