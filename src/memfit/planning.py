@@ -192,7 +192,8 @@ class _Planning:
         if quick:
             return infeasible(self.budget, lowest, self.plain, self.allow, {}, {}, None)
         variants = {name: ledger.process_high_bytes for name, ledger in variants_of(self.step, self.device, self.progress).items()}
-        reachable, split = self._reachable(proposer, lowest) | self._looser(proposer, lowest), self.levers.get("microbatch")
+        weighed = {word: max(size, lowest) for word, size in self._reachable(proposer, lowest).items()}  # stricter cannot reach lower
+        reachable, split = weighed | self._looser(proposer, lowest), self.levers.get("microbatch")
         return infeasible(self.budget, lowest, self.plain, self.allow, reachable, variants, split)
 
     def _captured(self, options: tuple[Option, ...]) -> Ledger | None:

@@ -36,11 +36,19 @@ def _read_draws_of_calls(settings: Mapping[str, Any]) -> None:
             drawn_from(told)
 
 
+def _read_amounts(settings: Mapping[str, Any]) -> None:
+    for name in ("holes", "threshold", "cache"):
+        if name in settings and not (type(settings[name]) in (int, float) and settings[name] >= 0):
+            raise ValueError(f"{name!r} is {settings[name]!r}")
+
+
 _READERS: dict[str, Callable[[Mapping[str, Any]], object]] = {
     "saved": tables_of,
     "microbatch": _read_draws,
     "chunk": _read_draws_of_calls,
     "compile": _read_split,
+    "allocator": _read_amounts,
+    "loader": _read_amounts,
 }
 
 

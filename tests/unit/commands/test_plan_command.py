@@ -38,6 +38,8 @@ def test_an_impossible_budget_exits_1_with_what_would_help(capfd: pytest.Capture
     assert run(["plan", "train.py:build", "--budget", "1MiB", "--json"]) == 1
     said = json.loads(capfd.readouterr().out)
     assert said.keys() >= KEYS and said["feasible"] is False and said["budget_bytes"] == 2**20
+    reachable = list(said["reachable_bytes"].values())
+    assert reachable == sorted(reachable, reverse=True)  # a looser class never reaches less: what is stricter is in it
     assert said["reachable_bytes"]["reordered"] > 2**20 and said["predicted_peak_bytes"] is None and "does not fit" in said["reason"]
     assert all(said["reachable_bytes"][word] > 2**20 for word in EXACTNESS)
     assert said["lowest_bytes"] == said["reachable_bytes"]["reordered"]

@@ -13,6 +13,7 @@ from lever_law import differences, furniture, made, simulated, state_after
 from memfit import Ledger, Step
 from memfit.levers import LEVERS, CannotApply
 from memfit.levers.allocator_holes import HolesGivenBack
+from memfit.levers.settings import damage_in
 from memfit.records import Option, Process
 
 LEVER = LEVERS["allocator"]
@@ -245,3 +246,10 @@ def test_mps_empties_its_cache() -> None:
 
 def on(device: str, ledger: Ledger) -> Ledger:
     return replace(ledger, device=device)
+
+
+@pytest.mark.parametrize("damage", [{"holes": None}, {"holes": -1}, {"holes": "6 %"}, {"threshold": [1]}, {"holes": True}])
+def test_damaged_settings_are_told_before_anything_acts(damage: dict[str, object]) -> None:
+    name = next(iter(damage))
+    assert f"{name!r} is {damage[name]!r}" in damage_in("allocator", damage)
+    assert not damage_in("allocator", dict(HOLES.settings)) and not damage_in("allocator", {"trim": True})
