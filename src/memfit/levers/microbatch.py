@@ -12,6 +12,7 @@ from memfit.levers.drawn import draws_again_in_backward, draws_of, not_replayabl
 from memfit.levers.lever import CannotApply, trace_of
 from memfit.levers.microbatch_line import micro_batch_line
 from memfit.levers.microbatch_running import Split
+from memfit.levers.picked_rows import picks_among_samples
 from memfit.levers.rewriting import rewritten
 from memfit.levers.undo import Undo
 from memfit.records import Ledger, Option
@@ -28,7 +29,7 @@ class MicroBatch:
     def options(self, ledger: Ledger) -> Sequence[Option]:
         """Micro-batches from half of the batch down to one sample; none where the forward pass may not be divided."""
         trace = trace_of(ledger)
-        if not is_divisible(trace):
+        if not is_divisible(trace) or picks_among_samples(trace):
             return []
         settings: dict[str, Any] = {"batch": trace.batch_size, "draws": draws_of(trace), "again": draws_again_in_backward(trace)}
         why = not_replayable(trace)

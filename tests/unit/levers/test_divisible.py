@@ -135,3 +135,25 @@ def test_a_buffer_made_once_is_no_buffer_that_changes(simulate: bool) -> None:
 def test_a_buffer_that_is_set_anew_costs_no_more_than_one_that_stays() -> None:
     measured, predicted = (memfit.profile(divided(Averaging()), simulate=simulate) for simulate in (False, True))
     assert measured.peak_bytes == predicted.peak_bytes
+
+
+def picked(by: torch.Tensor, loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Step:
+    net = nn.Linear(4, 4)
+    batch = {"x": torch.randn(6, 4), "by": by}
+    return Step(net, lambda m, b: loss(m(b["x"]), b["by"]).pow(2).mean(), torch.optim.SGD(net.parameters(), 0.1), batch)
+
+
+def test_no_micro_batches_of_a_graph_whose_edges_pick_among_its_nodes() -> None:
+    edges = torch.randint(0, 6, (2, 9))
+    for loss in (
+        lambda y, e: y.index_add(0, e[1], y[e[0]]),
+        lambda y, e: y.index_select(0, e[0] * 1),
+        lambda y, e: y.gather(0, e[0][:, None].expand(-1, 4)),
+    ):
+        assert LEVERS["microbatch"].options(seen(picked(edges, loss))) == []
+
+
+def test_micro_batches_where_every_sample_is_picked_from_alike() -> None:
+    assert LEVERS["microbatch"].options(seen(picked(torch.tensor([3, 1, 0]), lambda y, columns: y[:, columns])))
+    assert LEVERS["microbatch"].options(seen(picked(torch.randint(0, 4, (6, 1)), lambda y, classes: y.gather(1, classes))))
+    assert LEVERS["microbatch"].options(seen(picked(torch.tensor([3, 1, 0]), lambda y, rows: y + torch.arange(4.0)[rows].mean())))
