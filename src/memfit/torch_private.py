@@ -7,6 +7,8 @@ else is looked up when it is used, and has something to fall back on. (Numbers o
 from __future__ import annotations
 
 import importlib
+import sys
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -42,6 +44,7 @@ __all__ = [
     "detached",
     "hooks_on_steps",
     "instance_norms",
+    "references",
     "simulating",
     "step_hooks",
     "why_not_fused",
@@ -74,6 +77,14 @@ def detached(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.detach()
     finally:
         _dispatch_tls_set_dispatch_key_excluded(key, True)
+
+
+def references(args: Sequence[Any]) -> tuple[int, int, int] | None:
+    """How many hold an operator's first argument in torch, its storage and it in Python, the question itself included; None if not told."""
+    of_storage = getattr(torch._C, "_storage_Use_Count", None)
+    if of_storage is None or not hasattr(args[0], "_use_count"):
+        return None
+    return args[0]._use_count(), of_storage(args[0].untyped_storage()._cdata), sys.getrefcount(args[0])
 
 
 def default_mps_generator() -> torch.Generator | None:

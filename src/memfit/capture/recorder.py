@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from memfit.capture.autograd_nodes import current_node_number, node_number_of_next_op
+from memfit.capture.gradient_sums import is_summed_in_place, lone_gradient
 from memfit.capture.whereabouts import ModulePath, SourceLines
 from memfit.errors import MemfitError
 from memfit.ops.draws import draws
@@ -21,7 +22,8 @@ from memfit.torch_private import TorchDispatchMode
 OpCall = Callable[[int, Any, tuple[Any, ...], dict[str, Any]], None]
 
 
-BEFORE = -1
+BEFORE = _NO_NODE = -1
+_SUMMED_IN_PLACE = torch.ops.aten.add_.Tensor
 _NOT_ON_THE_LINE = ("prim", "profiler")  # questions about a tensor and marks of torch's own: they take no memory
 _TAKES_NEW_TENSORS = (torch.ops.aten.lift_fresh.default,)  # torch.tensor(...) makes its tensor out of our sight
 
@@ -45,12 +47,14 @@ class Recorder(TorchDispatchMode):
         self.now = -1  # the op that is running, or ran last
         self._modules, self._lines, self._on_op = modules, SourceLines(), on_op
         self._seconds: float | None = None  # of the last call
+        lone_gradient()  # before anything is recorded
         modules.on_enter, modules.on_leave, modules.on_adopt = self._enter_module, self._leave_module, self._adopt_module
         self.phase, self._loss = "forward", ""
         self._ops: list[list[Any]] = []
         self._watched: dict[int, _Watched] = {}
         self._storages: list[list[Any]] = []
         self._op_of_node: dict[int, int] = {}
+        self._nodes: list[int] = []  # that ran, for each op
         self._saved: list[list[Any]] = []
         self._open_calls: list[tuple[str, int]] = []
         self._calls: list[Call] = []
@@ -94,6 +98,8 @@ class Recorder(TorchDispatchMode):
         kwargs = kwargs or {}
         if self._silent or func.namespace in _NOT_ON_THE_LINE:
             return self._asked(func, args, kwargs)
+        if self._is_gradient_sum(func, args):
+            func = _SUMMED_IN_PLACE
         self.now = now = self.now + 1
         op = self._begin(func, args, kwargs)
         self._ops.append(op)
@@ -103,6 +109,13 @@ class Recorder(TorchDispatchMode):
         op[7] = self._seconds
         op[6] = [self._number_of(t, now) for t in _tensors((out,))]
         return out
+
+    def _is_gradient_sum(self, func: Any, args: tuple[Any, ...]) -> bool:
+        """Whether autograd adds here to a gradient that another node gave before."""
+        if self.phase != "backward" or not is_summed_in_place(func, args):
+            return False
+        born: int = self._storages[self._number_of(args[0])][1]
+        return born < 0 or self._nodes[born] != current_node_number()
 
     def _asked(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return func(*args, **kwargs)
@@ -115,11 +128,12 @@ class Recorder(TorchDispatchMode):
 
     def _begin(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         forward, module, source = None, "", ""
+        self._nodes.append(current_node_number() if self.phase == "backward" else _NO_NODE)
         if self.phase == "forward":
             module, source = self._modules.current, self._lines.here()
             self._op_of_node.setdefault(node_number_of_next_op(), self.now)
         elif self.phase == "backward":
-            forward = self._op_of_node.get(current_node_number())
+            forward = self._op_of_node.get(self._nodes[-1])
             if forward is not None:
                 module, source = self._ops[forward][3], self._ops[forward][4]
         born = self.now if func in _TAKES_NEW_TENSORS else BEFORE
