@@ -41,6 +41,7 @@ class Op:
     float16_workspace: int | None = None
     parts: int = 0  # inside a kernel of memfit's own: how many runs of it this one stands for
     draws: bool = True  # random numbers, if its operator is one that can: dropout of rate 0 does not
+    followed: bool = True  # by autograd: a gradient may flow back through it
 
 
 @dataclass(frozen=True, slots=True)

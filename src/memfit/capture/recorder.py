@@ -15,6 +15,7 @@ from memfit.capture.gradient_sums import is_summed_in_place, lone_gradient
 from memfit.capture.whereabouts import ModulePath, SourceLines
 from memfit.errors import MemfitError
 from memfit.ops.draws import draws
+from memfit.ops.followed import is_followed
 from memfit.ops.kernel_parts import parts_now
 from memfit.records import Call, Op, Saved, Storage
 from memfit.torch_private import TorchDispatchMode
@@ -139,7 +140,8 @@ class Recorder(TorchDispatchMode):
         born = self.now if func in _TAKES_NEW_TENSORS else BEFORE
         inputs = [self._number_of(t, born) for t in _tensors(args)]
         drew = draws(func, args, kwargs)
-        return [func, self.phase, self._loss, module, source, inputs, (), None, forward, parts_now(), drew]
+        followed = is_followed(args, kwargs)
+        return [func, self.phase, self._loss, module, source, inputs, (), None, forward, parts_now(), drew, followed]
 
     def _number_of(self, tensor: torch.Tensor, born: int = BEFORE) -> int:
         if tensor.layout != torch.strided:
@@ -190,8 +192,8 @@ class Recorder(TorchDispatchMode):
     def ops(self, workspaces: Sequence[int], errors: Sequence[int] | None = None) -> tuple[Op, ...]:
         """What ran, with the bytes each op took inside and how far those may be off."""
         return tuple(
-            Op(str(func), phase, loss, module, source, tuple(read), tuple(made), inside, error, seconds, forward, parts=parts, draws=drew)
-            for (func, phase, loss, module, source, read, made, seconds, forward, parts, drew), inside, error in zip(
+            Op(str(func), phase, loss, module, source, tuple(read), tuple(made), inside, error, seconds, forward, None, None, *traits)
+            for (func, phase, loss, module, source, read, made, seconds, forward, *traits), inside, error in zip(
                 self._ops, workspaces, errors or [0] * len(self._ops), strict=True
             )
         )

@@ -14,8 +14,9 @@ import torch
 from memfit.levers.saved.elsewhere import Elsewhere
 from memfit.levers.saved.handles import Handle, put_away
 from memfit.levers.saved.line import SMALL_BESIDE, is_for_autograd_only
-from memfit.levers.saved.table import BITS, DISK, DROP, HOST, STORED, TIMES, PhaseTable, Region
+from memfit.levers.saved.table import BITS, DISK, DROP, HOST, STORED, TIMES, PhaseTable, Region, kind_of, name_of
 from memfit.ops.draws import draws
+from memfit.ops.followed import is_followed
 from memfit.ops.kernel_parts import parts_now
 from memfit.ops.remaking import Kept, Node, Part, remake
 from memfit.torch_private import TorchDispatchMode, detached
@@ -48,7 +49,7 @@ class Forward(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.table, self._elsewhere = table, elsewhere
         self._decisions = {(d.region, d.op, d.ordinal): d.do for d in table.decisions}
-        self._planned = {d.op for d in table.decisions}
+        self._planned = {name_of(d.op) for d in table.decisions}
         self._names: dict[Any, str] = {}
         self._quiet = self._watching = False
         self._region: Region | None = None
@@ -66,7 +67,7 @@ class Forward(TorchDispatchMode):
             return func(*args, **kwargs)
         if func._schema.is_mutable:
             return self._run_in_place(func, args, kwargs)
-        do = self._decision(func)
+        do = self._decision(func, args, kwargs)
         if do is None:
             out = func(*args, **kwargs)
         elif do == DROP:
@@ -110,14 +111,15 @@ class Forward(TorchDispatchMode):
         finally:
             self._quiet = quiet
 
-    def _decision(self, func: Any) -> str | None:
+    def _decision(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
         name = self._names.get(func)
         if name is None:
             name = self._names[func] = str(func)
         if name not in self._planned:
             return None
-        do = self._decisions.get((self._region, name, self._seen[name]))
-        self._seen[name] += 1
+        kind = kind_of(name, is_followed(args, kwargs))
+        do = self._decisions.get((self._region, kind, self._seen[kind]))
+        self._seen[kind] += 1
         self._found += do is not None
         return do
 

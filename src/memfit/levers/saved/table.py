@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from memfit.records import Trace
+from memfit.records import Op, Trace
 
 RECOMPUTE = "recompute"  # whenever it is needed
 CACHE = "recompute once"
 TIMES = {CACHE: 1, "recompute twice": 2, "recompute thrice": 3}  # after so many remakings it stays until nobody needs it any more
 DISK, HOST, BITS = STORED = ("disk", "host", "bits")  # put away in another place or form, and brought back whenever it is needed
+_WITHOUT = " without gradient"
 DROP = "drop"  # for a convolution: its input, which nobody will read
 
 
@@ -28,7 +29,7 @@ Span = tuple[Region | None, int, int]  # with its first and last op; None: the w
 
 @dataclass(frozen=True)
 class Decision:
-    """What is done with an operator's result instead of keeping it: the `ordinal`-th of its name in a region, or in the phase."""
+    """What is done with an operator's result instead of keeping it: the `ordinal`-th of its kind in a region, or in the phase."""
 
     op: str
     ordinal: int
@@ -91,7 +92,7 @@ def ops_of(trace: Trace, tables: Mapping[str, PhaseTable]) -> dict[int, str]:
         spans = {region: (first, last) for region, first, last in _calls(trace, mine)} | {None: (mine[0], mine[-1])} if mine else {}
         for d in table.decisions:
             first, last = spans.get(d.region, (0, -1))
-            same = [n for n in mine if first <= n <= last and trace.ops[n].name == d.op]
+            same = [n for n in mine if first <= n <= last and _kind(trace.ops[n]) == d.op]
             found.update({n: d.do for n in same[d.ordinal : d.ordinal + 1]})
     return found
 
@@ -103,8 +104,26 @@ def forward_ops(trace: Trace, phase: str) -> list[int]:
 
 def _decision(trace: Trace, mine: list[int], spans: Sequence[Span], n: int, do: str) -> Decision:
     region, first, _ = next(span for span in spans if span[1] <= n <= span[2])
-    ordinal = sum(trace.ops[other].name == trace.ops[n].name for other in mine if first <= other < n)
-    return Decision(trace.ops[n].name, ordinal, region, do)
+    kind = _kind(trace.ops[n])
+    return Decision(kind, sum(_kind(trace.ops[other]) == kind for other in mine if first <= other < n), region, do)
+
+
+def _kind(op: Op) -> str:
+    return kind_of(op.name, op.followed)
+
+
+def kind_of(name: str, followed: bool) -> str:
+    """An operator's name in a table. What autograd does not follow is counted apart: a mask may have other operators from batch to batch.
+
+    >>> kind_of("aten.add.Tensor", True), kind_of("aten.add.Tensor", False)
+    ('aten.add.Tensor', 'aten.add.Tensor without gradient')
+    """
+    return name if followed else f"{name}{_WITHOUT}"
+
+
+def name_of(kind: str) -> str:
+    """Of the operator, whichever it is."""
+    return kind.removesuffix(_WITHOUT)
 
 
 def _later_writers(trace: Trace, decided: list[int]) -> list[int]:
