@@ -21,7 +21,7 @@ from memfit.levers import LEVERS, CannotApply, Lever
 from memfit.levers.architecture import ArchitectureLever
 from memfit.levers.saved import table_option
 from memfit.planner.costs import timed_share
-from memfit.planner.explaining import alternatives, infeasible, planned_levers, without_half
+from memfit.planner.explaining import alternatives, explained_levers, infeasible, without_half
 from memfit.planner.learning import Learnt
 from memfit.planner.proposing import Proposal, Proposals, Proposer
 from memfit.profiling import profile
@@ -45,6 +45,25 @@ class Planned:
     plan: Plan
     plain: Ledger
     fitted: Ledger
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked of a plan, handed along as it is."""
+
+    budget: int
+    allow: str
+    device: str | None
+    host_budget: str | int | None
+    levers: Mapping[str, Lever]
+    quick: bool
+    first: Ledger | None
+    started: float = field(default_factory=time.monotonic)
+
+    @property
+    def half(self) -> Sequence[str]:
+        """The dtypes in which operators are measured as well, where a plan may round."""
+        return _HALF if "precision" in self.levers and EXACTNESS.index(self.allow) >= EXACTNESS.index("rounded") else ()
 
 
 def plan(
@@ -86,37 +105,42 @@ def planned(
 
     `first` is the plain step as this process predicted it before: the step has been run since.
     """
-    started = time.monotonic()
     refuse_fitted(step)
-    budget_bytes = parse_bytes(budget)
+    request = Request(parse_bytes(budget), allow, device, host_budget, levers, quick, first)
     refuse_unknown_exactness(allow)
-    half = _HALF if "precision" in levers and EXACTNESS.index(allow) >= EXACTNESS.index("rounded") else ()
-    if half and _is_emulated(step, device):
-        fewer = {name: lever for name, lever in levers.items() if name != "precision"}
+    return _found(step, request, progress)
+
+
+def _found(step: Step, request: Request, progress: Callable[[str], None]) -> Planned:
+    """Without half precision where that is dear here and something cheap does it; as it was asked for otherwise."""
+    if request.half and _is_emulated(step, request.device):
+        fewer = {name: lever for name, lever in request.levers.items() if name != "precision"}
         with suppress(Infeasible):
-            found = planned(
-                step, budget, allow=allow, device=device, host_budget=host_budget, levers=fewer, progress=progress, quick=quick, first=first
-            )
+            found = _found(step, replace(request, levers=fewer), progress)
             if (found.plan.predicted_slowdown or 1.0) < _CHEAP:
                 return replace(found, plan=without_half(found.plan, times_slower_in_half()))
-    calls = OpCalls()
+    return _found_with_all(step, request, progress)
+
+
+def _found_with_all(step: Step, request: Request, progress: Callable[[str], None]) -> Planned:
+    calls, device, half = OpCalls(), request.device, request.half
     plain = account(capture(step, True, device, progress, calls, half))
-    plain = plain if first is None else warmed_up_once(plain, first)
-    host_room = host_room_of(plain, host_budget)
-    if plain.process_high_bytes <= budget_bytes:
-        return Planned(_empty(step, budget_bytes, plain, started), plain, plain)
-    costed = plain if quick else with_times(plain, calls, progress)
+    plain = plain if request.first is None else warmed_up_once(plain, request.first)
+    host_room = host_room_of(plain, request.host_budget)
+    if plain.process_high_bytes <= request.budget:
+        return Planned(_empty(step, request, plain), plain, plain)
+    costed = plain if request.quick else with_times(plain, calls, progress)
 
     def seen(changed: Step) -> Ledger:
-        if quick:
+        if request.quick:
             return account(capture(changed, True, device, progress, half=half))
         return seen_with_times(changed, device, half, progress)
 
-    levers = with_captured(levers, step, costed, seen, allow)
-    if allow == "altered" and "architecture" in levers:
+    levers = with_captured(request.levers, step, costed, seen, request.allow)
+    if request.allow == "altered" and "architecture" in levers:
         levers = {**levers, "architecture": ArchitectureLever(variants_of(step, device, progress))}
     progress("weighing techniques")
-    return _Planning(step, budget_bytes, plain, costed, allow, device, host_room, levers, progress, started).planned(quick)
+    return _Planning(step, replace(request, levers=levers), plain, costed, host_room, progress).search()
 
 
 def refuse_unknown_exactness(allow: str) -> None:
@@ -138,36 +162,32 @@ class _CannotTakeParts(Exception):
 @dataclass
 class _Planning:
     step: Step
-    budget: int
+    request: Request  # with levers that were captured on this step
     plain: Ledger
     timed: Ledger  # the same with what its ops cost
-    allow: str
-    device: str | None
     host_room: float
-    levers: Mapping[str, Lever]
     progress: Callable[[str], None]
-    started: float
     seen: list[int] = field(default_factory=list)  # captured processes, none of them inside the budget
 
-    def planned(self, quick: bool) -> Planned:
+    def search(self) -> Planned:
         """Propose, apply to simulated tensors, capture: what does not fit then is never shown. In the end the lowest of all is tried."""
-        proposer, learnt = self._proposer(self.allow), Learnt(self.budget)
+        proposer, learnt = self._proposer(self.request.allow), Learnt(self.request.budget)
         for seconds in _SEARCH_SECONDS:
             proposals = proposer.propose(learnt, seconds)
             if not proposals.fitting:
                 break
             if fitted := self._fitted(proposals.fitting[0], proposer, learnt):
                 return Planned(self._plan(fitted, proposals, proposer), self.plain, fitted)
-        while lowest := proposer.lowest(self.allow, _LOWEST_SECONDS):
+        while lowest := proposer.lowest(self.request.allow, _LOWEST_SECONDS):
             known = len(self.seen)
             if fitted := self._fitted(lowest, proposer, learnt):
                 return Planned(self._plan(fitted, Proposals(proposals.plain_seconds, [lowest]), proposer), self.plain, fitted)
             if len(self.seen) > known:
                 break
-        raise self._impossible(proposer, quick)
+        raise self._impossible(proposer)
 
     def _proposer(self, allowed: str) -> Proposer:
-        return Proposer(self.timed, self.levers, allowed, speeds_of(self.plain.device), self.host_room)
+        return Proposer(self.timed, self.request.levers, allowed, speeds_of(self.plain.device), self.host_room)
 
     def _fitted(self, winner: Proposal, proposer: Proposer, learnt: Learnt) -> Ledger | None:
         """The proposal's own ledger if it is inside the budget; if not, what it shows is remembered."""
@@ -181,25 +201,25 @@ class _Planning:
         if fitted is None:
             proposer.refuse(winner.combination)
             return None
-        if fitted.process_high_bytes <= self.budget:
+        if fitted.process_high_bytes <= self.request.budget:
             return fitted
         self.seen.append(fitted.process_high_bytes)
         learnt.from_capture(winner, fitted)
         return None
 
-    def _impossible(self, proposer: Proposer, quick: bool) -> Infeasible:
+    def _impossible(self, proposer: Proposer) -> Infeasible:
         lowest = min(self.seen, default=self.plain.process_high_bytes)
-        if quick:
-            return infeasible(self.budget, lowest, self.plain, self.allow, {}, {}, None)
-        variants = {name: ledger.process_high_bytes for name, ledger in variants_of(self.step, self.device, self.progress).items()}
+        if self.request.quick:
+            return infeasible(self.request.budget, lowest, self.plain, self.request.allow, {}, {}, None)
+        variants = {name: ledger.process_high_bytes for name, ledger in variants_of(self.step, self.request.device, self.progress).items()}
         weighed = {word: max(size, lowest) for word, size in self._reachable(proposer, lowest).items()}  # stricter cannot reach lower
-        reachable, split = weighed | self._looser(proposer, lowest), self.levers.get("microbatch")
-        return infeasible(self.budget, lowest, self.plain, self.allow, reachable, variants, split)
+        reachable, split = weighed | self._looser(proposer, lowest), self.request.levers.get("microbatch")
+        return infeasible(self.request.budget, lowest, self.plain, self.request.allow, reachable, variants, split)
 
     def _captured(self, options: tuple[Option, ...]) -> Ledger | None:
         """The fitted step's own ledger; None where a lever refuses this step."""
         try:
-            return captured(self.step, rows_of(options), self.levers, self.plain, self.device)
+            return captured(self.step, rows_of(options), self.request.levers, self.plain, self.request.device)
         except CannotApply:
             return None
         except Exception as error:  # the whole batch ran, so it is the parts
@@ -211,16 +231,16 @@ class _Planning:
     def _reachable(self, proposer: Proposer, captured: int) -> dict[str, int]:
         """The lowest under each class as weighed; under the allowed one nothing above what was captured."""
         found: dict[str, int] = {}
-        for word in EXACTNESS[: EXACTNESS.index(self.allow) + 1]:
+        for word in EXACTNESS[: EXACTNESS.index(self.request.allow) + 1]:
             lowest = proposer.lowest(word, _REACHABLE_SECONDS)
             found[word] = min([*found.values(), *([lowest.process_high_bytes] if lowest else [])], default=captured)
-        return found | {self.allow: min(found[self.allow], captured)}
+        return found | {self.request.allow: min(found[self.request.allow], captured)}
 
     def _looser(self, proposer: Proposer, captured: int) -> dict[str, int]:
         """What nothing but looser classes would reach; a capture is only compared with a capture."""
         self.progress("weighing what looser classes would reach")
-        here, found = proposer.lowest(self.allow, _REACHABLE_SECONDS), {self.allow: captured}
-        for word in EXACTNESS[EXACTNESS.index(self.allow) + 1 :]:
+        here, found = proposer.lowest(self.request.allow, _REACHABLE_SECONDS), {self.request.allow: captured}
+        for word in EXACTNESS[EXACTNESS.index(self.request.allow) + 1 :]:
             there = self._proposer(word).lowest(word, _LOWEST_SECONDS)
             less = here.process_high_bytes - there.process_high_bytes if here and there else 0
             found[word] = min(*found.values(), captured - less) if less > 0 else min(found.values())
@@ -231,15 +251,15 @@ class _Planning:
         options = options_of(winner)
         return Plan(
             feasible=True,
-            budget_bytes=self.budget,
+            budget_bytes=self.request.budget,
             predicted_peak_bytes=fitted.peak_bytes,
             predicted_process_bytes=fitted.process_bytes,
             predicted_slowdown=winner.seconds / proposals.plain_seconds,
             exactness=loosest([o.exactness for o in options]),
-            levers=planned_levers(self.timed, options, self.levers, proposer.costs_of(winner)),
+            levers=explained_levers(self.timed, options, self.request.levers, proposer.costs_of(winner)),
             alternatives=alternatives(self.timed, winner, proposals),
             reachable_bytes={**self._reachable(proposer, fitted.process_high_bytes)},
-            planning_seconds=time.monotonic() - self.started,
+            planning_seconds=time.monotonic() - self.request.started,
             step=fingerprint(self.step),
             predicted_host_bytes=self.plain.process.host_bytes + put_on_host(winner),
             times=self._times(),
@@ -251,11 +271,11 @@ class _Planning:
         return "measured" if share > _NEARLY_ALL else "measured in part" if share else "estimated"
 
 
-def _empty(step: Step, budget: int, plain: Ledger, started: float) -> Plan:
-    seconds = time.monotonic() - started
+def _empty(step: Step, request: Request, plain: Ledger) -> Plan:
+    seconds = time.monotonic() - request.started
     return Plan(
         True,
-        budget,
+        request.budget,
         plain.peak_bytes,
         plain.process_bytes,
         1.0,
@@ -291,9 +311,9 @@ def is_measured_as_a_whole(rows: Sequence[PlannedLever]) -> bool:
     return any("measured_peak_bytes" in lever.settings for lever in rows)
 
 
-def rewritten_by(ledger: Ledger, planned: Sequence[PlannedLever], levers: Mapping[str, Lever]) -> Ledger:
+def rewritten_by(ledger: Ledger, rows: Sequence[PlannedLever], levers: Mapping[str, Lever]) -> Ledger:
     """The ledger that a plan's levers make of a plain step's, one after the other."""
-    for lever in planned:
+    for lever in rows:
         ledger = levers[lever.name].rewrite(ledger, option_of(lever))
     return ledger
 

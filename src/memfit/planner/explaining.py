@@ -17,7 +17,7 @@ _DEVICES = (2, 4, 8)
 _WORTH_IT = 0.9  # of the lowest: less is not worth other machines
 
 
-def planned_levers(
+def explained_levers(
     plain: Ledger, options: Sequence[Option], levers: Mapping[str, Rewriter], costs: Mapping[str, float]
 ) -> tuple[PlannedLever, ...]:
     """Each lever with what it takes off the peak and off the process after those before it."""

@@ -15,7 +15,7 @@ from memfit.ledger import account
 from memfit.levers import LEVERS
 from memfit.levers.microbatch import MicroBatch
 from memfit.planner.combining import Combination
-from memfit.planner.explaining import alternatives, planned_levers
+from memfit.planner.explaining import alternatives, explained_levers
 from memfit.planner.proposing import Proposal, Proposals, Proposer, beside_the_peak
 from memfit.planner.search import Table
 from memfit.records import Ledger, Option, Process, Speeds
@@ -98,7 +98,7 @@ def test_what_changes_no_operator_has_no_cost_that_is_known() -> None:
     ours = Proposer(account(trace), {"loader": LEVERS["loader"]}, "reordered", SPEEDS)
     found = ours.lowest("reordered", 1.0)
     assert found is not None and found.combination.words == {"loader"} and ours.costs_of(found) == {}
-    levers = planned_levers(account(trace), found.combination.options, LEVERS, {})
+    levers = explained_levers(account(trace), found.combination.options, LEVERS, {})
     assert [(lever.saves_bytes, lever.saves_process_bytes) for lever in levers] == [(0, 2**28)]
 
 
