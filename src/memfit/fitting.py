@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from memfit.applying import apply_plan
 from memfit.capture.process import base_bytes
-from memfit.errors import Infeasible, MemfitError, NotEquivalent
-from memfit.given_plan import given
+from memfit.errors import Infeasible, MemfitError
 from memfit.levers import LEVERS, Lever, Undo
-from memfit.planning import planned
-from memfit.proof import prove, require
-from memfit.proof.limit import Limit, limit_of_machine, lower
-from memfit.records import Ledger, Plan, Verdict, loosest
+from memfit.proven_plans import ProvenPlans
+from memfit.records import Ledger, Plan, Verdict
 from memfit.step import Batch, Step
 from memfit.units import format_bytes, parse_bytes
 
-_STEPS = 3  # of the proof
 _TRIES = 3  # plans, where planning and proving have made the process itself grow
-_NEVER_EQUIVALENT = ("redrawn", "altered")  # whoever allows them has asked for another training; the verdict still says so
 
 
 @dataclass
@@ -106,8 +99,9 @@ def fit(
     """Profile, plan, verify and apply: the step, changed in place to stay inside the budget and still be the same training.
 
     The plain step is run only on as many samples as are predicted to stay inside the budget, and on `smaller_batch` (smaller volumes,
-    shorter sequences) where not even one does. A `plan` made before, as one from a file, is taken as it is, and refused where it is
-    for another step, is not allowed, or does not fit.
+    shorter sequences) where not even one does. A lever that fails the proof is left out, and what is left is planned again. A `plan` made
+    before, as one from a file, is taken as it is, and refused where it is for another step, is not allowed, fails the proof, or does
+    not fit.
 
     >>> import torch
     >>> net = torch.nn.Linear(4, 1)
@@ -118,16 +112,9 @@ def fit(
     (True, (), True)
     >>> fitted.undo()
     """
-    first, find = None, planned if plan is None else partial(given, plan)
+    search = ProvenPlans(step, budget, plan, {"allow": allow, "host_budget": host_budget}, smaller_batch, levers, progress)
     for _ in range(_TRIES):
-        found = find(step, budget, allow=allow, host_budget=host_budget, levers=levers, progress=progress, first=first)
-        first = first or found.plain
-        progress("verifying the plan")
-        limit = lower(Limit(parse_bytes(budget)), limit_of_machine(step))
-        with _naming(found.plan):
-            verdict = prove(step, found.plan, found.plain, _STEPS, limit, smaller_batch, levers, progress)
-            if not _was_asked_for(verdict, found.plan):
-                require(verdict)
+        found, verdict = search.next()
         high = _high_by_now(step, found.fitted)
         if high <= parse_bytes(budget):
             return Fitted(step, found.plan, verdict, found.plain, found.fitted, apply_plan(step, found.plan, levers))
@@ -140,24 +127,8 @@ def fit(
     )
 
 
-@contextmanager
-def _naming(plan: Plan) -> Iterator[None]:
-    """A no of the proof tells which plan it is about."""
-    try:
-        yield
-    except (Infeasible, NotEquivalent) as no:
-        no.plan = plan
-        raise
-
-
 def _high_by_now(step: Step, fitted: Ledger) -> int:
     """The upper end of the fitted step's process after planning and proof, which may leave something behind that was not there before."""
     gc.collect()
     grown = base_bytes(step) - fitted.process.base_bytes if fitted.device == "cpu" else 0
     return fitted.process_high_bytes + max(0, grown)
-
-
-def _was_asked_for(verdict: Verdict, plan: Plan) -> bool:
-    """Another training that was allowed is not proven to be the same; the levers beside the one that could not be on still are."""
-    asked = loosest(lever.exactness for lever in plan.levers)
-    return verdict.exactness in _NEVER_EQUIVALENT or (verdict.unproven and asked in _NEVER_EQUIVALENT)

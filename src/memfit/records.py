@@ -305,6 +305,7 @@ class Verdict(Record):
     not_compared: tuple[str, ...] = ()  # levers of the plan that could not be on: nothing is said of them
     samples: int = 0  # on which both steps were run
     step_seconds: dict[str, float] = field(default_factory=dict)  # reference and fitted: of a step nobody looked into, where there was one
+    culprit_because: str = ""  # what about the step it cannot do, where that was found
 
     @property
     def unproven(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -245,6 +245,23 @@ def test_what_is_not_the_same_training_is_refused_and_taken_off(monkeypatch: pyt
     with pytest.raises(NotEquivalent, match="The lever to blame is weakened"):
         memfit.fit(step, **planned(monkeypatch, WRONG["weakened"]))
     assert step.running == Running() and same(state_of(step), before)
+
+
+def test_the_verdict_of_the_final_plan_still_names_the_lever_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    step, real = dense(), plan_of(dense(), NOTHING)
+    levers = {lever.name: lever for lever in (WRONG["weakened"], WRONG["slower"], NOTHING)}
+    plain = memfit.profile(step, simulate=True)
+
+    def plan(step: Step, budget: object, *, levers: Mapping[str, SmallLever], **options: object) -> Planned:
+        return Planned(plan_of(step, *levers.values()), plain, plain)
+
+    monkeypatch.setattr(fitting, "planned", plan)
+    fitted = memfit.fit(step, ENOUGH, levers=levers)
+    assert fitted.plan.levers == real.levers and fitted.verdict.equivalent
+    (note,) = fitted.verdict.notes
+    assert note.startswith(
+        "Planned without weakened and slower, which failed the proof. The fitted step is not the same training: the grad"
+    )
 
 
 def test_another_training_that_was_asked_for_is_let_through_and_told(monkeypatch: pytest.MonkeyPatch) -> None:

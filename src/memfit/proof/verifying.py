@@ -6,19 +6,21 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
-from memfit.applying import refuse_another_step, refuse_damaged, refuse_fitted
+from memfit.applying import option_of, refuse_another_step, refuse_damaged, refuse_fitted
 from memfit.errors import NotEquivalent, NotProven
 from memfit.levers import LEVERS, Lever
 from memfit.proof.checks import worst_of
 from memfit.proof.culprit import culprit_of
 from memfit.proof.determinism import deterministic
 from memfit.proof.fitted import Judgement, judge
-from memfit.proof.fitting_sample import levers_for, sample_inside
+from memfit.proof.fitting_sample import Sample, levers_for, sample_inside
 from memfit.proof.limit import Limit, limit_of_machine
 from memfit.proof.observing import Outcome
 from memfit.proof.reference import Reference
+from memfit.proof.separable import why_not_separable
 from memfit.records import Ledger, Plan, PlannedLever, Verdict, Worst, loosest
 from memfit.step import Batch, Step
 
@@ -87,9 +89,19 @@ def prove(
     left_out = tuple(lever.name for lever in plan.levers if lever.name not in {row.name for row in planned})
     notes = (*sample.notes, *_left_out(left_out, planned), *_notes(reference, judgement, culprit))
     verdict = _verdict(planned, reference, judgement, culprit, notes, time.perf_counter() - started)
+    if culprit == "microbatch" and not judgement.same:
+        verdict = replace(verdict, culprit_because=_why_not_divided(sample, planned))
     if sample.in_file:
         verdict = replace(verdict, step_seconds={})  # the file took part of the reference's time
     return replace(verdict, not_compared=left_out, equivalent=False) if left_out else verdict
+
+
+def _why_not_divided(sample: Sample, planned: Sequence[PlannedLever]) -> str:
+    """Whether it is the loss, asked where there is room for more gradients; the verdict stands without the answer."""
+    row = next(lever for lever in planned if lever.name == "microbatch")
+    with suppress(Exception):
+        return why_not_separable(sample.step, option_of(row)) if sample.float64 else ""
+    return ""
 
 
 def _left_out(names: Sequence[str], planned: Sequence[PlannedLever]) -> Iterator[str]:

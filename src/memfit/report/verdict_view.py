@@ -89,6 +89,8 @@ def _facts(verdict: Verdict) -> Iterator[tuple[str, str]]:
         yield "Left out", ", ".join(verdict.not_compared)
     if verdict.culprit:
         yield "To blame", verdict.culprit
+    if verdict.culprit_because:
+        yield "Because", verdict.culprit_because
     yield "Worst", _worst(verdict)
     yield "Compared", ", ".join(_count(verdict.compared.get(kind, 0), noun) for kind, noun in _NOUNS.items())
 

@@ -52,6 +52,8 @@ def test_micro_batches_are_still_divided_on_fewer_samples(monkeypatch: pytest.Mo
     coupled = contrastive()
     verdict = verified_on(4, coupled, in_halves(coupled), monkeypatch)
     assert not verdict.equivalent and verdict.culprit == "microbatch"
+    assert "the loss compares samples with each other (a contrastive loss" in verdict.culprit_because
+    assert ("Because", verdict.culprit_because) in verdict_view(verdict).facts
 
 
 def test_what_a_single_sample_cannot_show_is_not_claimed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,6 +112,34 @@ def test_a_fit_that_could_not_be_proven_is_refused_with_the_ways_out_and_a_wrong
     plan = replace(alone, levers=(*alone.levers, *plan_of(step, WRONG["weakened"]).levers))
     with pytest.raises(memfit.NotEquivalent, match="weakened"):
         memfit.fit(step, "8GiB", levers={**LEVERS, "weakened": WRONG["weakened"]})
+
+
+def test_a_loss_whose_batch_cannot_be_divided_is_planned_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    step, words = contrastive(), list[str]()
+    summed = replace(step, loss=lambda m, x: m(x).pow(2).sum())
+    plan, other, plain = in_halves(summed), plan_of(summed, CHECKPOINT), memfit.profile(summed, simulate=True)
+    offer = lambda step, budget, *, levers, **options: Planned(plan if "microbatch" in levers else other, plain, plain)  # noqa: E731
+    monkeypatch.setattr(fitting, "planned", offer)
+    fitted = memfit.fit(summed, "8GiB", levers={**LEVERS, "checkpoint": CHECKPOINT}, progress=words.append)
+    assert fitted.plan.levers == other.levers and fitted.verdict.equivalent and fitted.step.running.planned == ["checkpoint"]
+    assert fitted.verdict.notes[0] in words and fitted.verdict.notes[0].startswith("Planned without microbatch, which failed the proof.")
+    assert "the loss is a sum over the batch, not a mean" in fitted.verdict.notes[0]
+
+
+def test_where_nothing_fits_without_the_lever_that_failed_both_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    step = contrastive()
+    plan, plain = in_halves(step), memfit.profile(step, simulate=True)
+
+    def planned(step: Step, budget: object, *, levers: dict[str, Any], **options: Any) -> Planned:
+        if "microbatch" in levers:
+            return Planned(plan, plain, plain)
+        raise memfit.Infeasible("Nothing fits.", 7, {"reordered": 9})
+
+    monkeypatch.setattr(fitting, "planned", planned)
+    with pytest.raises(memfit.Infeasible, match=r"(?s)^Nothing fits\.\nPlanned without microbatch, which failed the proof\. The") as no:
+        memfit.fit(step, "8GiB")
+    assert "the loss compares samples with each other" in str(no.value) and no.value.lowest_bytes == 7
+    assert step.running == Running()
 
 
 def test_other_levers_are_compared_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
