@@ -13,8 +13,8 @@ from memfit.batches import tensors_in
 from memfit.step import Phase, Step
 
 
-def fingerprint(step: Step, ops: int | None = None) -> dict[str, str]:
-    """What a plan has to know again; `ops` is how many operator calls its trace had, where there is one.
+def fingerprint(step: Step) -> dict[str, str]:
+    """What a plan has to know again.
 
     >>> net = nn.Sequential(nn.Linear(4, 2), nn.ReLU())
     >>> step = Step(net, lambda m, b: m(b).mean(), torch.optim.SGD(net.parameters(), 0.1), torch.ones(3, 4))
@@ -27,20 +27,18 @@ def fingerprint(step: Step, ops: int | None = None) -> dict[str, str]:
     facts.update({path: _tensor_fact(t) for path, t in tensors_in(step.batch)})
     for phase in step.all_phases:
         facts[f"phase {phase.name}" if phase.name else "training"] = _phase_fact(phase)
-    return facts | ({} if ops is None else {"operator calls": str(ops)})
+    return facts
 
 
 def differences(planned: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """What has changed since a plan was made, one plain line each. Operator calls count only where both sides counted them.
+    """What has changed since a plan was made, one plain line each.
 
     >>> differences({"torch": "2.9", "batch": "float32 [4]"}, {"torch": "2.9", "batch": "float32 [8]"})
     ['batch: float32 [4] when planned, float32 [8] now']
     """
-    uncounted = {"operator calls"} - (planned.keys() & now.keys())
-    facts = [fact for fact in dict.fromkeys((*planned, *now)) if fact not in uncounted]
     return [
         f"{fact}: {planned.get(fact, 'not there')} when planned, {now.get(fact, 'not there')} now"
-        for fact in facts
+        for fact in dict.fromkeys((*planned, *now))
         if planned.get(fact) != now.get(fact)
     ]
 

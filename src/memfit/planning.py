@@ -26,7 +26,7 @@ from memfit.planner.learning import Learnt
 from memfit.planner.proposing import Proposal, Proposals, Proposer
 from memfit.profiling import profile
 from memfit.records import EXACTNESS, Ledger, Option, Plan, PlannedLever, loosest
-from memfit.step import Step
+from memfit.step import Step, device_of
 from memfit.timed_ledgers import seen_with_times, variants_of, with_times
 from memfit.units import parse_bytes
 
@@ -151,8 +151,7 @@ def refuse_unknown_exactness(allow: str) -> None:
 
 def _is_emulated(step: Step, device: str | None) -> bool:
     """Whether half precision runs without instructions for it: then what its operators take inside is minutes to measure, for nothing."""
-    own = next((p.device.type for model in step.models.values() for p in model.parameters()), "cpu")
-    return (device or own) == "cpu" and times_slower_in_half() > _EMULATED
+    return (device or device_of(step)) == "cpu" and times_slower_in_half() > _EMULATED
 
 
 class _CannotTakeParts(Exception):

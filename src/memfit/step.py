@@ -191,10 +191,16 @@ class Step:
             return
         with interrupts_held_back():
             if phase.clip_grad_norm is not None:
-                torch.nn.utils.clip_grad_norm_(_parameters_of(phase.optimizers), phase.clip_grad_norm)
+                torch.nn.utils.clip_grad_norm_(parameters_of(phase.optimizers), phase.clip_grad_norm)
             for optimizer in optimizers:
                 optimizer.step()
 
 
-def _parameters_of(optimizers: Iterable[Optimizer]) -> list[torch.Tensor]:
+def device_of(step: Step) -> str:
+    """Where the step's first parameter lives."""
+    return next((p.device.type for model in step.models.values() for p in model.parameters()), "cpu")
+
+
+def parameters_of(optimizers: Iterable[Optimizer]) -> list[torch.Tensor]:
+    """What they train, and what they hold that is frozen."""
     return [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]

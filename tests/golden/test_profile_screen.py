@@ -14,7 +14,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from memfit.records import Ledger, Owner
-from memfit.report.terminal import print_comparison, print_profile
+from memfit.report.terminal import print_profile
 from memfit.units import format_bytes
 
 PINNED_RICH = "15.0.0"  # another version may draw differently, so it may not write the files
@@ -86,21 +86,3 @@ def test_a_step_that_took_nothing_says_so() -> None:
 def test_an_interval_survives_a_narrow_terminal() -> None:
     ledger = predicted()
     assert f"[{format_bytes(ledger.low_bytes)}, {format_bytes(ledger.high_bytes)}]" in " ".join(screen(ledger, 44).split())
-
-
-def test_comparison_says_how_far_apart_and_whether_inside() -> None:
-    actual = replace(measured(), peak_bytes=1000 * 2**20, process_bytes=100 * 2**20)
-    guess = replace(
-        predicted(),
-        peak_bytes=990 * 2**20,
-        low_bytes=980 * 2**20,
-        high_bytes=1010 * 2**20,
-        process_bytes=150 * 2**20,
-        process_low_bytes=140 * 2**20,
-        process_high_bytes=160 * 2**20,
-    )
-    out = io.StringIO()
-    print_comparison(actual, guess, Console(file=out, width=80))
-    peak, process = out.getvalue().splitlines()[2:4]
-    assert " ".join(peak.split()) == "Peak 1000 MiB 990 MiB -1.0 % [980 MiB, 1010 MiB] inside"
-    assert " ".join(process.split()) == "Process 100 MiB 150 MiB +50.0 % [140 MiB, 160 MiB] outside"

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from memfit.capture.op_times import OpCalls
-from memfit.capture.real import capture_real, device_of
+from memfit.capture.real import capture_real
 from memfit.capture.simulated import capture_simulated
 from memfit.errors import MemfitError
 from memfit.records import Trace
-from memfit.step import Step
+from memfit.step import Step, device_of
 
 __all__ = ["capture"]
 

@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 import torch
 
 from memfit.errors import StepError
-from memfit.step import Phase, Step, Watcher
+from memfit.step import Phase, Step, Watcher, parameters_of
 
 
 @contextmanager
@@ -16,7 +16,7 @@ def reaching(step: Step, watcher: Watcher) -> Iterator[Watcher]:
     """Another watcher's eyes, and ours: before a phase's optimizers step, its loss must have reached what they train."""
     looking = _Reaching(step, watcher)
     with ExitStack() as hooks:
-        for parameter in {p for phase in step.all_phases for p in _trained(phase) if p.requires_grad}:
+        for parameter in {p for phase in step.all_phases for p in parameters_of(phase.optimizers) if p.requires_grad}:
             hooks.callback(parameter.register_post_accumulate_grad_hook(looking.arrived).remove)
         yield looking
 
@@ -44,7 +44,7 @@ class _Reaching:
         self._watcher.saw_loss(name, loss)
 
     def _refuse_unreached(self, phase: Phase) -> None:
-        if any(id(p) in self._reached or p.grad is not None for p in _trained(phase)):
+        if any(id(p) in self._reached or p.grad is not None for p in parameters_of(phase.optimizers)):
             return
         loss = f"the loss of phase {phase.name!r}" if phase.name else "the loss"
         trains = " and ".join(dict.fromkeys(type(optimizer).__name__ for optimizer in phase.optimizers))
@@ -54,7 +54,3 @@ class _Reaching:
                 "model in the loss, or an optimizer that was made for other parameters"
             ]
         )
-
-
-def _trained(phase: Phase) -> Iterator[torch.Tensor]:
-    return (p for optimizer in phase.optimizers for group in optimizer.param_groups for p in group["params"])

@@ -18,7 +18,7 @@ from memfit.capture.recorder import Recorder
 from memfit.capture.rollback import rolled_back
 from memfit.capture.whereabouts import ModulePath
 from memfit.records import Process, Trace
-from memfit.step import Step
+from memfit.step import Step, device_of
 
 _MOST_STEPS = 4  # a step whose memory still grows after so many will grow for ever
 
@@ -57,11 +57,6 @@ def capture_real(step: Step, progress: Callable[[str], None]) -> Trace:
         half_is_cheap=device_named(device_of(step)).half_is_cheap,
         gradients_in_parts=recording.recorder.gradients_in_parts,
     )
-
-
-def device_of(step: Step) -> str:
-    """Where the step's first parameter lives."""
-    return next((p.device.type for model in step.models.values() for p in model.parameters()), "cpu")
 
 
 def _record_steady(step: Step, progress: Callable[[str], None]) -> tuple[_Recording, int]:

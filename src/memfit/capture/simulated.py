@@ -17,13 +17,12 @@ from memfit.capture.models import models_of, with_states_from_the_start
 from memfit.capture.op_times import OpCalls
 from memfit.capture.process import base_bytes, predicted_process
 from memfit.capture.reach import reaching
-from memfit.capture.real import device_of
 from memfit.capture.simulation import simulated
 from memfit.capture.whereabouts import ModulePath
 from memfit.capture.workspaces import OpBytes, Workspaces
 from memfit.errors import StepError
 from memfit.records import Op, Process, Trace
-from memfit.step import Step
+from memfit.step import Step, device_of
 from memfit.step_faults import value_faults
 
 

@@ -22,7 +22,7 @@ from memfit.levers.microbatch import MicroBatch
 from memfit.levers.rewriting import rewritten
 from memfit.levers.undo import Undo
 from memfit.records import Ledger, Op, Option, Saved, Storage, Trace
-from memfit.step import Step
+from memfit.step import Step, device_of
 from memfit.torch_private import compiler, compiler_settings
 
 _FUNCTORCH = {"force_non_lazy_backward_lowering": True}  # at the first backward, none of these settings would hold any more
@@ -71,7 +71,7 @@ class CompileLever:
 
     def apply(self, step: Step, option: Option) -> Undo:
         """Compiled forwards in place of the modules' own; the modules, and their keys in a state_dict, stay what they are."""
-        device = next((p.device.type for model in step.models.values() for p in model.parameters()), "cpu")
+        device = device_of(step)
         if not compiler_found(device):
             raise CannotApply(f"torch.compile needs {'Triton' if device == 'cuda' else 'a C++ compiler'}, and none was found: install one.")
         named = {path: m for name, model in step.models.items() for path, m in model.named_modules(prefix=name)}

@@ -16,7 +16,7 @@ from memfit.levers.optimizer_line import LOOPS, fused, has_lists_of_temporaries,
 from memfit.levers.rewriting import rewritten
 from memfit.levers.undo import Undo
 from memfit.records import Ledger, Option, Trace
-from memfit.step import Step
+from memfit.step import Step, parameters_of
 from memfit.torch_private import hooks_on_steps, why_not_fused
 
 _REWRITES = {"loop": looped, "fused": fused, "in backward": in_backward, "eight bits": in_eight_bits}
@@ -125,7 +125,7 @@ def _refuse_to_fuse(step: Step) -> None:
         kind = type(optimizer).__name__
         if kind not in _CAN_FUSE or not _is_torchs(optimizer):
             raise CannotApply(f"{kind} has no fused form: torch has one for {', '.join(_CAN_FUSE)}. Leave its flags as they are.")
-        for parameter in _parameters(optimizer):
+        for parameter in parameters_of([optimizer]):
             _refuse_unfusable(kind, parameter, optimizer.state.get(parameter, {}))
 
 
@@ -142,7 +142,7 @@ def _refuse_unfusable(kind: str, parameter: torch.Tensor, state: dict[str, Any])
 
 def _refuse_in_backward(step: Step) -> None:
     """Inside backward a parameter's update sees its own gradient and nothing else."""
-    holders = Counter(p for optimizer in step.optimizers for p in _parameters(optimizer))
+    holders = Counter(p for optimizer in step.optimizers for p in parameters_of([optimizer]))
     if any(phase.clip_grad_norm is not None for phase in step.all_phases):
         why = "this step clips the norm of all gradients together, which is known only after the last of them"
     elif step.running.split is not None:
@@ -158,10 +158,6 @@ def _refuse_in_backward(step: Step) -> None:
     else:
         return
     raise CannotApply(f"The optimizer's step cannot be taken inside backward: {why}. Let it come after backward, as it is.")
-
-
-def _parameters(optimizer: Optimizer) -> list[torch.Tensor]:
-    return [p for group in optimizer.param_groups for p in group["params"]]
 
 
 def _is_torchs(optimizer: Optimizer) -> bool:

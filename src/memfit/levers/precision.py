@@ -12,7 +12,7 @@ from memfit.levers.precision_running import FiniteGuard, autocast_in_modules
 from memfit.levers.precision_trace import is_cast_anywhere, under_autocast
 from memfit.levers.undo import Undo
 from memfit.records import Ledger, Option
-from memfit.step import Step
+from memfit.step import Step, device_of
 
 _KEPT = (
     "weights, gradients and optimizer states",
@@ -50,7 +50,7 @@ class Precision:
 
     def apply(self, step: Step, option: Option) -> Undo:
         """Autocast in every module the loss calls, and a guard between gradients and optimizer."""
-        dtype, device = getattr(torch, option.settings["dtype"]), _device_of(step)
+        dtype, device = getattr(torch, option.settings["dtype"]), device_of(step)
         _refuse(step, device, dtype)
         running = step.running
 
@@ -63,10 +63,6 @@ class Precision:
             running.guard = FiniteGuard(step, device, dtype)
             undo.then(setattr, running, "guard", None)
         return undo
-
-
-def _device_of(step: Step) -> str:
-    return next((p.device.type for net in step.models.values() for p in net.parameters()), "cpu")
 
 
 def _refuse(step: Step, device: str, dtype: torch.dtype) -> None:

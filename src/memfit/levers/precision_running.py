@@ -19,7 +19,7 @@ from memfit.batches import map_tensors
 from memfit.levers.precision_buffers import BuffersBefore
 from memfit.non_finite import first_non_finite, is_finite
 from memfit.restoring import RandomState, attributes_restored, random_numbers_restored
-from memfit.step import Step
+from memfit.step import Step, parameters_of
 
 
 @contextmanager
@@ -174,7 +174,7 @@ class FiniteGuard:
 
     def _in_backward(self, optimizers: Sequence[Optimizer]) -> str:
         """Backward goes from the last module to the first, so it began at the last parameter it reached."""
-        trained = {id(p) for p in _parameters(optimizers)}
+        trained = {id(p) for p in parameters_of(optimizers)}
         named = [(n, p) for prefix, net in self._step.models.items() for n, p in net.named_parameters(prefix) if id(p) in trained]
         bad = [name for name, p in named if p.grad is not None and not bool(torch.isfinite(p.grad).all())]
         if not bad:
@@ -182,12 +182,8 @@ class FiniteGuard:
         return f"every module's output is finite, so it appeared in backward; the gradient of {bad[-1]} is the first that shows it"
 
 
-def _parameters(optimizers: Sequence[Optimizer]) -> list[torch.Tensor]:
-    return [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
-
-
 def _gradients(optimizers: Sequence[Optimizer]) -> list[torch.Tensor]:
-    return [p.grad for p in _parameters(optimizers) if p.grad is not None]
+    return [p.grad for p in parameters_of(optimizers) if p.grad is not None]
 
 
 def _all_finite(optimizers: Sequence[Optimizer], losses: Sequence[torch.Tensor]) -> bool:

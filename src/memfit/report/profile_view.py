@@ -231,33 +231,3 @@ def _resampled(piece: Sequence[int], width: int) -> list[int]:
     """The most of each of `width` equal parts, so that no peak is lost; a short piece is stretched."""
     count = len(piece)
     return [max(piece[n * count // width : max((n + 1) * count // width, n * count // width + 1)]) for n in range(width)]
-
-
-@dataclass(frozen=True, slots=True)
-class ComparisonRow:
-    """One figure, measured and predicted."""
-
-    name: str
-    measured: int
-    predicted: int
-    low: int
-    high: int
-
-    @property
-    def difference(self) -> str:
-        """How far the prediction is off, in parts of what was measured."""
-        return f"{100 * (self.predicted / self.measured - 1):+.1f} %" if self.measured else "-"
-
-    @property
-    def inside(self) -> bool:
-        """Whether what was measured lies in the predicted interval."""
-        return self.low <= self.measured <= self.high
-
-
-def comparison(measured: Ledger, predicted: Ledger) -> tuple[ComparisonRow, ...]:
-    """A measured and a predicted profile of the same step, figure by figure."""
-    p = predicted
-    return (
-        ComparisonRow("Peak", measured.peak_bytes, p.peak_bytes, p.low_bytes, p.high_bytes),
-        ComparisonRow("Process", measured.process_bytes, p.process_bytes, p.process_low_bytes, p.process_high_bytes),
-    )

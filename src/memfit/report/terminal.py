@@ -11,7 +11,7 @@ from rich.text import Text
 
 from memfit.records import Finding, Ledger, Verdict
 from memfit.report.lines import SIZE, WIDTH, facts, notes_lines, paragraph, shortened, show, title
-from memfit.report.profile_view import Bar, Chart, OwnerRow, ProfileView, chart_of, comparison, percent, profile_view
+from memfit.report.profile_view import Bar, Chart, OwnerRow, ProfileView, chart_of, percent, profile_view
 from memfit.report.verdict_view import LossRow, VerdictView, verdict_view
 from memfit.units import format_bytes
 
@@ -45,11 +45,6 @@ def print_profile(ledger: Ledger, console: Console) -> None:
         notes_lines(view.notes, width),
     ):
         show(section, console, width)
-
-
-def print_comparison(measured: Ledger, predicted: Ledger, console: Console) -> None:
-    """Show how a step's prediction did against its measurement."""
-    show(_compared(measured, predicted), console, min(console.width, WIDTH))
 
 
 def print_verdict(verdict: Verdict, console: Console) -> None:
@@ -162,16 +157,6 @@ def _phase_word(phase: str, room: int) -> str:
 
 def _labels(words: Iterable[tuple[str, int]]) -> Text:
     return Text(" " * SIZE + "".join(set_cell_size(word, room - 1) + " " for word, room in words))
-
-
-def _compared(measured: Ledger, predicted: Ledger) -> Iterator[Text]:
-    rows = comparison(measured, predicted)
-    yield Text("Measured against predicted", "bold")
-    yield Text(f"{'':<{SIZE}}{'measured':>12}{'predicted':>12}{'difference':>13}   interval", "dim")
-    for row in rows:
-        numbers = f"{row.name:<{SIZE}}{format_bytes(row.measured):>12}{format_bytes(row.predicted):>12}{row.difference:>13}"
-        interval = f"   [{format_bytes(row.low)}, {format_bytes(row.high)}]"
-        yield Text.assemble(numbers, interval, ("  inside", "green") if row.inside else ("  outside", "red"))
 
 
 def _answer(view: VerdictView, width: int) -> Iterator[Text]:

@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 
 from memfit.records import Finding, Ledger, Owner, Process, Stretch
-from memfit.report.profile_view import Chart, chart_of, comparison, op_word, percent, profile_view
+from memfit.report.profile_view import Chart, chart_of, op_word, percent, profile_view
 from memfit.units import format_bytes
 
 MIB = 2**20
@@ -161,14 +161,6 @@ def test_no_time_line_no_chart_and_no_phases_one_span() -> None:
     assert chart_of(ledger(), 70) is None
     made = chart_of(ledger(timeline=(0, 0)), 10)
     assert made is not None and len(made.spans) == 1 and made.columns == (0,) * 10 and made.top == 1
-
-
-def test_comparison_tells_how_far_off_the_prediction_is() -> None:
-    guess = ledger((activation(110),), low_bytes=95, high_bytes=120, process_bytes=300, process_low_bytes=250, process_high_bytes=350)
-    peak, process = comparison(ledger((activation(100),), process_bytes=400), guess)
-    assert (peak.difference, peak.inside) == ("+10.0 %", True)
-    assert (process.difference, process.inside) == ("-25.0 %", False)
-    assert comparison(ledger(), guess)[0].difference == "-"
 
 
 def test_ops_and_shares_in_words() -> None:
