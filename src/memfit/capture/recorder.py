@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -14,8 +14,8 @@ from memfit.capture.autograd_nodes import current_node_number, node_number_of_ne
 from memfit.capture.gradient_sums import is_summed_in_place, lone_gradient
 from memfit.capture.whereabouts import ModulePath, SourceLines
 from memfit.errors import MemfitError
+from memfit.ops.arguments import is_followed, tensors_of
 from memfit.ops.draws import draws
-from memfit.ops.followed import is_followed
 from memfit.ops.kernel_parts import parts_now
 from memfit.records import Call, Op, Saved, Storage
 from memfit.torch_private import TorchDispatchMode
@@ -108,7 +108,7 @@ class Recorder(TorchDispatchMode):
             self._on_op(now, func, args, kwargs)
         out = self._call(func, args, kwargs)
         op[7] = self._seconds
-        op[6] = [self._number_of(t, now) for t in _tensors((out,))]
+        op[6] = [self._number_of(t, now) for t in tensors_of((out,))]
         return out
 
     def _is_gradient_sum(self, func: Any, args: tuple[Any, ...]) -> bool:
@@ -138,7 +138,7 @@ class Recorder(TorchDispatchMode):
             if forward is not None:
                 module, source = self._ops[forward][3], self._ops[forward][4]
         born = self.now if func in _TAKES_NEW_TENSORS else BEFORE
-        inputs = [self._number_of(t, born) for t in _tensors(args)]
+        inputs = [self._number_of(t, born) for t in tensors_of(args)]
         drew = draws(func, args, kwargs)
         followed = is_followed(args, kwargs)
         return [func, self.phase, self._loss, module, source, inputs, (), None, forward, parts_now(), drew, followed]
@@ -235,11 +235,3 @@ class Recorder(TorchDispatchMode):
 
 def _odd_strides(tensor: torch.Tensor) -> tuple[int, ...]:
     return () if tensor.is_contiguous() else tuple(tensor.stride())
-
-
-def _tensors(values: Any) -> Iterator[torch.Tensor]:
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            yield value
-        elif isinstance(value, (list, tuple)):
-            yield from _tensors(value)

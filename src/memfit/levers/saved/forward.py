@@ -15,8 +15,8 @@ from memfit.levers.saved.elsewhere import Elsewhere
 from memfit.levers.saved.handles import Handle, put_away
 from memfit.levers.saved.line import SMALL_BESIDE, is_for_autograd_only
 from memfit.levers.saved.table import BITS, DISK, DROP, HOST, STORED, TIMES, PhaseTable, Region, kind_of, name_of
+from memfit.ops.arguments import is_followed, tensors_of
 from memfit.ops.draws import draws
-from memfit.ops.followed import is_followed
 from memfit.ops.kernel_parts import parts_now
 from memfit.ops.remaking import Kept, Node, Part, remake
 from memfit.torch_private import TorchDispatchMode, detached
@@ -129,11 +129,11 @@ class Forward(TorchDispatchMode):
             do = BITS  # never drawn again: who knows what stands behind the generator
         node = None if do in STORED else self._node(func, args, kwargs, TIMES.get(do, 0))
         out = func(*args, **kwargs)
-        read = {id(t.untyped_storage()) for t in _tensors((args, *kwargs.values()))}
+        read = {id(t.untyped_storage()) for t in tensors_of((args, *kwargs.values()))}
         if func is _EMPTY_LIKE and node is not None:  # needs a shape, not the tensor that has it
             node = Node(_EMPTY, [out.shape, out.stride()], {"dtype": out.dtype, "device": out.device}, node.times)
         outputs = list(out) if isinstance(out, (tuple, list)) else [out]
-        largest = max((t.untyped_storage().nbytes() for t in _tensors(outputs)), default=0)
+        largest = max((t.untyped_storage().nbytes() for t in tensors_of(outputs)), default=0)
         for index, tensor in enumerate(outputs):
             if isinstance(tensor, torch.Tensor) and _worth_noting(tensor, largest) and id(tensor.untyped_storage()) not in read:
                 self._note(tensor, node, index, do, drawn)
@@ -222,7 +222,7 @@ class Forward(TorchDispatchMode):
 
     def _drop_input(self, func: Any, args: tuple[Any, ...]) -> None:
         """A convolution whose weights get no gradient saves an input that nobody will read."""
-        if func._schema.name != _CONVOLUTION or any(t.requires_grad for t in _tensors(args[1:3])):
+        if func._schema.name != _CONVOLUTION or any(t.requires_grad for t in tensors_of(args[1:3])):
             return
         *_, given, weight = (None, None, *self._fresh)  # what it saved itself came last: the op before it may have saved the same tensor
         if given and weight and given.is_of(args[0], self._part(args[0])) and weight.is_of(args[1], self._part(args[1])):
@@ -292,15 +292,7 @@ def _statistics_written_by(func: Any, args: tuple[Any, ...]) -> tuple[int, ...]:
 def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
     """The tensors an operator writes to, as its schema says."""
     values = [(a, args[i] if i < len(args) else kwargs.get(a.name)) for i, a in enumerate(func._schema.arguments)]
-    return [t for a, value in values if a.alias_info is not None and a.alias_info.is_write for t in _tensors((value,))]
-
-
-def _tensors(values: Any) -> Iterator[torch.Tensor]:
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            yield value
-        elif type(value) in (list, tuple):
-            yield from _tensors(value)
+    return [t for a, value in values if a.alias_info is not None and a.alias_info.is_write for t in tensors_of((value,))]
 
 
 def _kept_in(values: Any) -> Iterator[Kept]:

@@ -1,4 +1,4 @@
-"""Which operator calls autograd follows."""
+"""What an operator was called with."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ def is_followed(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     >>> is_followed((weight, 2), {}), is_followed((torch.ones(2), 2), {})
     (True, False)
     """
-    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in _tensors((args, *kwargs.values())))
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors_of((args, *kwargs.values())))
 
 
-def _tensors(values: Any) -> Iterator[torch.Tensor]:
+def tensors_of(values: Any) -> Iterator[torch.Tensor]:
+    """Those among arguments or results, in lists of them, too."""
     for value in values:
         if isinstance(value, torch.Tensor):
             yield value
-        elif type(value) in (list, tuple):
-            yield from _tensors(value)
+        elif isinstance(value, (list, tuple)):
+            yield from tensors_of(value)
