@@ -58,7 +58,7 @@ class Running:
     steps_in_backward: list[Optimizer] = field(default_factory=list)  # their step happens as gradients come
     before_update: list[Callable[[torch.Tensor], object]] = field(default_factory=list)  # of a parameter, inside backward: called with it
     after_step: list[Callable[[], object]] = field(default_factory=list)  # called when a step is done, or its backward in one's own loop
-    saw_loss: list[Callable[[torch.Tensor], object]] = field(default_factory=list)  # no lever's: called with each loss, before its backward
+    saw_loss: list[Callable[[torch.Tensor], object]] = field(default_factory=list, compare=False)  # no lever's: given each loss
     places: Places | None = field(default=None, compare=False)  # no lever's: what belonged to samples in the batch the step was made with
     planned: list[str] = field(default_factory=list)  # the levers of the plan that is on: some leave no other trace here
     beside: Callable[[Trace, Process], Process] | None = None  # what is predicted beside the tensors, where a lever sees to it
