@@ -29,10 +29,26 @@ def regions(trace: Trace) -> list[Region]:
     found = []
     for call in trace.calls:
         if call.module.split(".")[-1] == MARK:
-            backward = [n for n, op in enumerate(trace.ops) if op.phase == "backward" and call.first <= (op.forward or -1) <= call.last]
+            backward = [
+                n
+                for n, op in enumerate(trace.ops)
+                if op.phase == "backward" and _is_of(call, op) and not _adds_to_the_rest(trace, call, op)
+            ]
             if backward:
                 found.append(Region(call.first, call.last, tuple(backward)))
     return sorted(found, key=lambda region: region.first)
+
+
+def _is_of(call: Call, op: Op) -> bool:
+    return call.first <= (op.forward or -1) <= call.last
+
+
+def _adds_to_the_rest(trace: Trace, call: Call, op: Op) -> bool:
+    """Whether a gradient that leaves the call is added to one that the rest of the step has made: that happens when it is handed on."""
+    if op.name != "aten.add_.Tensor":
+        return False
+    born = trace.storages[op.outputs[0]].born
+    return not call.first <= born <= call.last and not (born >= 0 and _is_of(call, trace.ops[born]))
 
 
 def chunk_line(trace: Trace, size: int, replays: bool) -> Trace:
