@@ -32,7 +32,7 @@ class _Kept:
     pieces: list[torch.Tensor | None]
     shapes: list[tuple[int, ...]]
     masks: bool
-    after: torch.Tensor | None  # the generator's state
+    after: bytes | None  # the generator's state
 
     def piece(self, part: int) -> torch.Tensor:
         kept = self.pieces[part]
@@ -49,8 +49,8 @@ class Replay(TorchDispatchMode):
         self._kept: dict[Any, list[_Kept]] = {}  # from the same state there may be draws of several shapes
         self._cursor = self._ordinal = 0
         self._part, self._first = 0, -1  # the first part that runs is the one that draws
-        self._starts: dict[torch.Generator, torch.Tensor] = {}  # a program's own generators join at their first draw
-        self._ends: dict[torch.Generator, torch.Tensor] = {}
+        self._starts: dict[torch.Generator, bytes] = {}  # a program's own generators join at their first draw
+        self._ends: dict[torch.Generator, bytes] = {}
         self.in_loss = False  # else in backward, which draws only where it recomputes
 
     @contextmanager
@@ -60,14 +60,14 @@ class Replay(TorchDispatchMode):
         if self._first < 0:
             self._first, self._starts = number, _default_states()
         for generator, state in self._starts.items():
-            generator.set_state(state)
+            _set_state(generator, state)
         try:
             yield
         finally:
             if number == self._first:
-                self._ends = {generator: generator.get_state() for generator in self._starts}
+                self._ends = {generator: _state_of(generator) for generator in self._starts}
             for generator, state in self._ends.items():
-                generator.set_state(state)
+                _set_state(generator, state)
             for kept in itertools.chain.from_iterable(self._kept.values()):
                 kept.pieces[number] = None
 
@@ -99,7 +99,7 @@ class Replay(TorchDispatchMode):
             alike.append(kept)
         elif generator is not None:
             assert kept.after is not None  # a real draw keeps it
-            generator.set_state(kept.after)
+            _set_state(generator, kept.after)
         return _given(kind, args, kept.piece(self._part))
 
     def _moment(self, generator: torch.Generator | None) -> Any:
@@ -107,8 +107,7 @@ class Replay(TorchDispatchMode):
         if generator is None:
             self._ordinal += 1
             return self._ordinal
-        state = generator.get_state()  # read past torch, which would show it to every mode as a tensor of the step's
-        return hashlib.blake2b(ctypes.string_at(state.data_ptr(), state.numel()), digest_size=16).digest()
+        return hashlib.blake2b(_state_of(generator), digest_size=16).digest()
 
     def _draw(self, kind: str, func: Any, args: Any, kwargs: Any, generator: torch.Generator | None) -> _Kept:
         if self._part != self._first:
@@ -117,11 +116,11 @@ class Replay(TorchDispatchMode):
             raise NotReplayable(f"{func} fills only a part of a tensor, and what it draws depends on how the rest lies in memory")
         whole, shape, dim = self._expected(func, _shape_of(kind, func, args))
         if generator is not None:
-            self._starts.setdefault(generator, generator.get_state())
+            self._starts.setdefault(generator, _state_of(generator))
         drawn = _draw_whole(kind, func, args, kwargs, whole, shape)
         pieces = [drawn] * len(self._lengths) if dim is None else list(drawn.split([self._rows(shape[dim], n) for n in self._lengths], dim))
         masks = drawn.dtype == torch.bool
-        after = None if generator is None else generator.get_state()
+        after = None if generator is None else _state_of(generator)
         shapes = [tuple(piece.shape) for piece in pieces]
         if masks:
             pieces = [packed_away(drawn)] * len(pieces) if dim is None else [packed_away(piece) for piece in pieces]
@@ -170,14 +169,24 @@ def _generator_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Genera
     return generator
 
 
-def _default_states() -> dict[torch.Generator, torch.Tensor]:
+def _state_of(generator: torch.Generator) -> bytes:
+    """Read past torch, which would show it to every mode as a tensor of the step's, and count it as memory that no simulation sees."""
+    state = generator.get_state()
+    return ctypes.string_at(state.data_ptr(), state.numel())
+
+
+def _set_state(generator: torch.Generator, state: bytes) -> None:
+    generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
+
+
+def _default_states() -> dict[torch.Generator, bytes]:
     """Before anything runs: a program may fork and seed one of them before it draws. Fake tensors leave them alone."""
     if simulating():
         return {}
     generators = [torch.default_generator, *(torch.cuda.default_generators if torch.cuda.is_initialized() else ())]
     if torch.backends.mps.is_available() and (on_mps := default_mps_generator()) is not None:
         generators.append(on_mps)
-    return {generator: generator.get_state() for generator in generators}
+    return {generator: _state_of(generator) for generator in generators}
 
 
 def _draw_whole(kind: str, func: Any, args: Any, kwargs: Any, whole: Drawn, shape: tuple[int, ...]) -> torch.Tensor:

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 import memfit
 from memfit import Step
+from memfit.capture.unwatched import run_unwatched
 from memfit.levers import LEVERS
 from memfit.records import Option
 from quick_ledgers import seen
@@ -146,3 +147,11 @@ def test_rows_of_a_chunk_in_which_samples_take_turns_are_redrawn() -> None:
     for kinds, exactness in ((SAMPLE_BY_SAMPLE, "reordered"), (ALTERNATING, "redrawn")):
         step = Step(net, loss(kinds["dropout"]), torch.optim.SGD(net.parameters(), 0.0), torch.randn(5, 6))
         assert {option.exactness for option in LEVERS["chunk"].options(seen(step))} == {exactness}
+
+
+def test_what_replaying_keeps_is_predicted_to_the_byte() -> None:
+    """States of generators are not among it: each is 5 KiB, and a simulation has none."""
+    net = nn.Sequential(nn.Linear(32, 32), nn.Dropout(0.1), nn.Tanh(), nn.Dropout(0.1), nn.Tanh(), nn.Dropout(0.1))
+    step = Step(net, lambda m, x: m(x).pow(2).mean(), torch.optim.SGD(net.parameters(), 0.1), torch.randn(512, 32))
+    with LEVER.apply(step, LEVER.options(seen(step))[0]):
+        assert run_unwatched(step).peak_bytes == memfit.profile(step, simulate=True).peak_bytes
