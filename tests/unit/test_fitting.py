@@ -12,7 +12,7 @@ import torch
 
 import memfit
 from memfit import capture as capturing
-from memfit import fitting
+from memfit import fitting, proven_plans
 from memfit.applying import apply_levers
 from memfit.errors import Infeasible, MemfitError, NotEquivalent
 from memfit.levers import LEVERS, Undo
@@ -58,7 +58,7 @@ def planned(monkeypatch: pytest.MonkeyPatch, *levers: SmallLever) -> dict[str, A
             return Planned(plan, plain, memfit.profile(step, simulate=True))
         return Planned(plan, plain, plain)
 
-    monkeypatch.setattr(fitting, "planned", plan)
+    monkeypatch.setattr(proven_plans, "planned", plan)
     return {"budget": ENOUGH, "levers": {lever.name: lever for lever in levers}}
 
 
@@ -104,8 +104,8 @@ def test_the_plain_and_the_fitted_step_are_simulated_once_each(monkeypatch: pyte
         return found
 
     captured: list[int] = []
-    real_planned = fitting.planned
-    monkeypatch.setattr(fitting, "planned", planned)
+    real_planned = proven_plans.planned
+    monkeypatch.setattr(proven_plans, "planned", planned)
     monkeypatch.setattr(capturing, "capture_simulated", counted)
     fitted = memfit.fit(step, plain.process_high_bytes - plain.peak_bytes // 3, levers={"saved": LEVERS["saved"]})
     assert fitted.plan.levers and len(captured) >= 2
@@ -255,7 +255,7 @@ def test_the_verdict_of_the_final_plan_still_names_the_lever_that_failed(monkeyp
     def plan(step: Step, budget: object, *, levers: Mapping[str, SmallLever], **options: object) -> Planned:
         return Planned(plan_of(step, *levers.values()), plain, plain)
 
-    monkeypatch.setattr(fitting, "planned", plan)
+    monkeypatch.setattr(proven_plans, "planned", plan)
     fitted = memfit.fit(step, ENOUGH, levers=levers)
     assert fitted.plan.levers == real.levers and fitted.verdict.equivalent
     (note,) = fitted.verdict.notes
@@ -323,7 +323,7 @@ def test_what_a_first_step_brings_is_counted_once() -> None:
     step = dense()
     now = memfit.profile(step, simulate=True)
     cold = replace(now, process=replace(now.process, base_bytes=now.process.base_bytes - (64 << 20)))
-    again = fitting.planned(step, ENOUGH, first=cold).plain
+    again = proven_plans.planned(step, ENOUGH, first=cold).plain
     assert now.process.base_bytes - again.process.base_bytes > 30 << 20
     assert now.process_high_bytes - again.process_high_bytes > 30 << 20
 

@@ -61,17 +61,17 @@ def test_json_says_that_nothing_fits_as_a_plan_would(capfd: pytest.CaptureFixtur
 
 
 def test_json_says_which_plan_the_proof_refused_and_why(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    from memfit import fitting
+    from memfit import proven_plans
     from small_levers import WRONG, SmallLever, plan_of
 
     wrong: SmallLever = WRONG["weakened"]
-    found = fitting.planned
+    found = proven_plans.planned
 
     def planned(step: memfit.Step, budget: int, **options: object) -> object:
         return replace(found(step, budget), plan=plan_of(step, wrong))
 
     fit = memfit.fit
-    monkeypatch.setattr(fitting, "planned", planned)
+    monkeypatch.setattr(proven_plans, "planned", planned)
     monkeypatch.setattr(memfit, "fit", lambda step, budget, **options: fit(step, budget, levers={wrong.name: wrong}))
     assert run(["fit", "train.py:build", "--budget", "16GiB", "--json"]) == 1
     out = capfd.readouterr().out
@@ -97,10 +97,10 @@ def test_the_demo_says_no_as_fit_does(monkeypatch: pytest.MonkeyPatch, capfd: py
 
 
 def test_a_plan_that_there_is_no_room_to_prove_is_a_no(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    from memfit import fitting
+    from memfit import proven_plans
     from memfit.planning import planned
 
-    monkeypatch.setattr(fitting, "planned", lambda step, budget, **options: planned(step, "16GiB"))
+    monkeypatch.setattr(proven_plans, "planned", lambda step, budget, **options: planned(step, "16GiB"))
     assert run(["fit", "train.py:build", "--budget", "8MiB"]) == 1
     err = capfd.readouterr().err
     assert err.startswith("The plain step cannot be run inside 8.00 MiB") and "Give a larger --budget" in err

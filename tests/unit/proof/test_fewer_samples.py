@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import memfit
-from memfit import fitting
+from memfit import proven_plans
 from memfit.levers import LEVERS
 from memfit.planning import Planned
 from memfit.proof import verifying
@@ -90,7 +90,7 @@ def test_a_fit_that_could_not_be_proven_is_refused_with_the_ways_out_and_a_wrong
 ) -> None:
     step = transformer()
     plan, plain = in_halves(step), memfit.profile(step, simulate=True)
-    monkeypatch.setattr(fitting, "planned", lambda *asked, **wishes: Planned(plan, plain, plain))
+    monkeypatch.setattr(proven_plans, "planned", lambda *asked, **wishes: Planned(plan, plain, plain))
     few = replace(step, batch=first_samples(step.batch, 1))
     monkeypatch.setattr(verifying, "sample_inside", lambda *asked: Sample(few))
     alone = plan
@@ -119,7 +119,7 @@ def test_a_loss_whose_batch_cannot_be_divided_is_planned_for_again(monkeypatch: 
     summed = replace(step, loss=lambda m, x: m(x).pow(2).sum())
     plan, other, plain = in_halves(summed), plan_of(summed, CHECKPOINT), memfit.profile(summed, simulate=True)
     offer = lambda step, budget, *, levers, **options: Planned(plan if "microbatch" in levers else other, plain, plain)  # noqa: E731
-    monkeypatch.setattr(fitting, "planned", offer)
+    monkeypatch.setattr(proven_plans, "planned", offer)
     fitted = memfit.fit(summed, "8GiB", levers={**LEVERS, "checkpoint": CHECKPOINT}, progress=words.append)
     assert fitted.plan.levers == other.levers and fitted.verdict.equivalent and fitted.step.running.planned == ["checkpoint"]
     assert fitted.verdict.notes[0] in words and fitted.verdict.notes[0].startswith("Planned without microbatch, which failed the proof.")
@@ -135,7 +135,7 @@ def test_where_nothing_fits_without_the_lever_that_failed_both_are_told(monkeypa
             return Planned(plan, plain, plain)
         raise memfit.Infeasible("Nothing fits.", 7, {"reordered": 9})
 
-    monkeypatch.setattr(fitting, "planned", planned)
+    monkeypatch.setattr(proven_plans, "planned", planned)
     with pytest.raises(memfit.Infeasible, match=r"(?s)^Nothing fits\.\nPlanned without microbatch, which failed the proof\. The") as no:
         memfit.fit(step, "8GiB")
     assert "the loss compares samples with each other" in str(no.value) and no.value.lowest_bytes == 7
@@ -161,10 +161,11 @@ def just_too_little(step: Step) -> int:
 def test_where_one_sample_does_not_fit_a_smaller_one_is_compared() -> None:
     step = large_pictures()
     levers, limit, smaller = {"checkpoint": CHECKPOINT}, just_too_little(step), torch.randn(1, 3, 32, 32)
+    before = memfit.profile(step, simulate=True).process_high_bytes  # what this process holds itself may shrink meanwhile, or grow
     with pytest.raises(memfit.Infeasible, match=r"a single sample is predicted to need .* in Python a smaller_batch") as no:
         memfit.verify(step, plan_of(step, CHECKPOINT), limit_bytes=1, levers=levers)
     assert "Give a larger --budget or --limit, or write the plan here (memfit plan -o) and prove it where there is more" in str(no.value)
-    assert 1 < no.value.lowest_bytes <= memfit.profile(step, simulate=True).process_high_bytes
+    assert 1 < no.value.lowest_bytes <= max(before, memfit.profile(step, simulate=True).process_high_bytes)
     verdict = memfit.verify(step, plan_of(step, CHECKPOINT), limit_bytes=limit, smaller_batch=smaller, levers=levers)
     assert verdict.equivalent and "Compared on the smaller batch that was given (1×3×32×32)" in verdict.notes[0]
 
