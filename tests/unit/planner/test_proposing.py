@@ -77,7 +77,7 @@ def test_what_a_step_did_not_take_is_not_proposed_again() -> None:
 def test_what_is_said_without_the_line_is_never_more_than_with_it(make: Any) -> None:
     ours, _ = proposer(make)
     for place in range(len(ours.combinations)):
-        assert ours._at_least(place) <= ours._base(place) * (1 + 1e-9)
+        assert ours.at_least(place) <= ours._base(place) * (1 + 1e-9)
 
 
 def test_the_costs_of_levers_add_up_to_those_of_the_step() -> None:
