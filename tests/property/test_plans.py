@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -95,6 +96,35 @@ def test_a_plan_without_its_levers_would_be_noticed() -> None:
     assert plan is not None and plan.levers
     with apply_levers(step, ()):
         assert memfit.profile(step).peak_bytes > 1.02 * plan.predicted_peak_bytes
+
+
+def test_a_plan_tells_what_lost_and_how_far_from_the_best_it_may_be() -> None:
+    step = made(["wide", "tanh", "wide", "norm", "wide", "tanh"])
+    plan = planned(step, budget_of(step, 0.5))
+    assert plan is not None and plan.levers and all(lever.why for lever in plan.levers)
+    assert plan.gap is not None and 0.0 <= plan.gap < 0.2
+    assert plan.alternatives and all(lost.rejected_because for lost in plan.alternatives)
+    assert memfit.Plan.from_dict(plan.to_dict()) == plan
+
+
+def test_a_plan_tells_what_every_class_could_reach_looser_ones_as_well() -> None:
+    step = made(["wide", "tanh", "wide", "norm"])
+    plan = planned(step, budget_of(step, 0.8), "saved", "precision")
+    assert plan is not None and plan.levers and not plan.not_weighed
+    bitwise, reordered, redrawn, rounded, altered = plan.reachable_bytes.values()
+    assert bitwise == reordered == redrawn and rounded == altered  # these levers have nothing else to offer
+    assert rounded is not None and reordered is not None and 0 < rounded < reordered  # halves, on paper: nothing was allowed to round
+
+
+def test_variants_that_nobody_would_take_are_not_simulated_for_a_plan() -> None:
+    step = replace(made(["wide", "tanh", "wide", "norm"]), variants={"narrow": never_built})
+    plan = memfit.plan(step, budget_of(step, 0.6), levers={word: LEVERS[word] for word in ("saved", "microbatch")})
+    assert plan.levers and plan.reachable_bytes["altered"] is None and plan.reachable_bytes["rounded"] is not None
+    assert plan.not_weighed == {"altered": "this step's variants are simulated only where altered is allowed"}
+
+
+def never_built() -> Step:
+    raise AssertionError("a variant was built")
 
 
 LIMITED = """

@@ -85,7 +85,7 @@ def _levers(heading: str, rows: Sequence[LeverRow], width: int) -> Iterator[Text
 
 def _reachable(view: PlanView, width: int) -> Iterator[Text]:
     if view.reachable:
-        yield Text("The lowest that can be reached, as weighed", "bold")
+        yield Text(f"The lowest that can be reached{', as weighed' if view.reachable[0][0] else ''}", "bold")
     for amount, words in view.reachable:
         first, *more = paragraph(words, width, SIZE + 2)
         yield from (Text.assemble((f"{amount:>{SIZE}}  ", "bold"), first.plain.strip()), *more)

@@ -78,7 +78,7 @@ def _figures(plan: Plan) -> Iterator[tuple[str, str, str]]:
     words = slowdown_words(plan.predicted_slowdown) + _TIMES.get(plan.times, "")
     yield "" if plan.predicted_slowdown is None else f"{plan.predicted_slowdown:.2f}", "Time", words
     if (plan.gap or 0.0) >= _WORTH_SAYING:
-        yield f"{100 * (plan.gap or 0.0):.0f} %", "Gap", "at most: no plan that was weighed can be faster by more"
+        yield f"{100 * (plan.gap or 0.0):.0f} %", "Gap", "at most: no plan of these levers can be faster by more"
 
 
 def _lever(lever: PlannedLever) -> LeverRow:
