@@ -271,6 +271,7 @@ class _Planning:
             gap=others.gap,
             reachable_bytes=reachable,
             not_weighed=not_weighed,
+            estimated=tuple(w for w in EXACTNESS[EXACTNESS.index(self.request.allow) + 1 :] if w not in not_weighed),
             planning_seconds=time.monotonic() - self.request.started,
         )
 

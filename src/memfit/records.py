@@ -266,6 +266,7 @@ class Plan(Record):
     times: str = ""  # what costs rest on: "measured" on this machine op by op, "measured in part", "estimated"; "" where nothing costs
     gap: float | None = None  # no plan that was weighed and fits takes less than 1 - gap of its seconds; None: nothing was weighed
     not_weighed: dict[str, str] = field(default_factory=dict)  # why a class in reachable_bytes has none
+    estimated: tuple[str, ...] = ()  # classes in reachable_bytes that were not allowed: weighed on paper, and not at their upper end
 
     def __post_init__(self) -> None:
         """Every class is there, the looser ones than allowed as well; None for all of them where the step fits as it is."""

@@ -41,6 +41,7 @@ def plan() -> Plan:
     )
     reachable = {"reordered": 592928500, "redrawn": 592928500, "rounded": 400 * MIB, "bitwise": 900 * MIB}
     told: dict[str, Any] = {"times": "measured", "gap": 0.034, "not_weighed": {"altered": "this step's variants are not simulated"}}
+    told["estimated"] = ("redrawn", "rounded")
     return Plan(True, 2 * GIB, 1300 * MIB, 1900 * MIB, 1.124, "reordered", levers, lost, reachable, 8.8, **told)
 
 
@@ -50,7 +51,7 @@ def empty_plan() -> Plan:
 
 
 def untimed_plan() -> Plan:
-    return replace(plan(), predicted_slowdown=None, alternatives=(), reachable_bytes={}, times="", gap=None, not_weighed={})
+    return replace(plan(), predicted_slowdown=None, alternatives=(), reachable_bytes={}, times="", gap=None, not_weighed={}, estimated=())
 
 
 def fitted_inside(console: Console) -> None:

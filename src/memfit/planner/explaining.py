@@ -82,7 +82,9 @@ def without_half(plan: Plan, times_slower: float) -> Plan:
     words = EXACTNESS[EXACTNESS.index("rounded") :]
     reachable, reasons = plan.reachable_bytes | dict.fromkeys(words), plan.not_weighed | dict.fromkeys(words, why)
     missing = Alternative("precision", "bfloat16 autocast", "rounded", rejected_because=f"not weighed: {why}")
-    return replace(plan, alternatives=(*plan.alternatives, missing), reachable_bytes=reachable, not_weighed=reasons)
+    estimated = tuple(word for word in plan.estimated if word not in words)
+    told = (*plan.alternatives, missing)
+    return replace(plan, alternatives=told, reachable_bytes=reachable, not_weighed=reasons, estimated=estimated)
 
 
 def infeasible(

@@ -105,7 +105,8 @@ def _reachable(plan: Plan) -> Iterator[tuple[str, str]]:
     for size in dict.fromkeys(sizes.values()):
         word, *looser = (word for word in sizes if sizes[word] == size)
         more = f"; no lower with {_listed(looser)} ones" if looser else ""
-        yield format_bytes(size), f"with techniques that are {word} or stricter{more}"
+        guessed = ", an estimate" if word in plan.estimated else ""
+        yield format_bytes(size), f"with techniques that are {word} or stricter{guessed}{more}"
     for why in dict.fromkeys(plan.not_weighed.values()):
         words = [word for word, reason in plan.not_weighed.items() if reason == why]
         yield "", f"{'' if len(words) == len(EXACTNESS) else f'{_listed(words)}: '}not weighed, {why}"
