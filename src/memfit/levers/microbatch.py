@@ -42,7 +42,8 @@ class MicroBatch:
         count = -(-settings["batch"] // size)
         name = f"{count} micro-batches of {size}" + ("" if settings["batch"] % size == 0 else ", the last one smaller")
         exactness = "redrawn" if why else "reordered"
-        words = f"activations of {settings['batch']} samples are kept at once, {format_bytes(kept)} at the peak; a micro-batch keeps {size}"
+        held = f", {format_bytes(kept)} at the peak" if kept else ""
+        words = f"activations of {settings['batch']} samples are kept at once{held}; a micro-batch keeps {size}"
         told = f"{words}; random numbers differ: {why}" if why else words
         return Option(self.name, name, exactness, {"size": size, **settings}, told)
 

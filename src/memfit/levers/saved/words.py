@@ -17,7 +17,7 @@ def words_of(trace: Trace, ops: Mapping[int, str]) -> str:
     parts = list(_parts(trace, ops))
     told = f"until backward needs it: {', '.join(parts)}" if parts else ""
     dropped = sum(do == DROP for do in ops.values())
-    return "; ".join(filter(None, [told, f"inputs of {dropped} frozen convolutions, which nobody reads, are dropped" if dropped else ""]))
+    return "; ".join(filter(None, [told, f"inputs of frozen convolutions ({dropped}), which nobody reads, are dropped" if dropped else ""]))
 
 
 def _parts(trace: Trace, ops: Mapping[int, str]) -> Iterator[str]:
