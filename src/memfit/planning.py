@@ -40,6 +40,7 @@ _LOWEST_SECONDS = 2.0
 _HALF = ("bfloat16",)  # float16 takes as much, and on a processor that multiplies it number by number minutes to try
 _EMULATED, _CHEAP = 3.0, 1.5  # times slower than float32, beyond which half precision is not weighed where something so cheap does it
 _REACHABLE_SECONDS = 0.3  # for each class of exactness, once a plan is found
+_MOST_OPS = 8000  # beyond, rewriting a step for looser classes takes seconds (12,500 took 3.8)
 _COMPARING_SECONDS = 0.5  # with what was not chosen
 
 
@@ -280,6 +281,8 @@ class _Planning:
         self.progress("weighing what could be reached")
         reaching = self._reaching()
         reachable: dict[str, int | None] = {**reaching.with_allowed(captured, _REACHABLE_SECONDS)}
+        if self.timed.trace is not None and len(self.timed.trace.ops) > _MOST_OPS:
+            return reachable, dict.fromkeys(EXACTNESS[len(reachable) :], "it takes long with so many operators: allow it")
         reachable |= reaching.with_looser(reachable[self.request.allow] or captured, _REACHABLE_SECONDS)
         if self.step.variants and self.request.allow != "altered":
             return reachable | {"altered": None}, {"altered": "this step's variants are simulated only where altered is allowed"}

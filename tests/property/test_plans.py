@@ -118,6 +118,13 @@ def test_variants_that_nobody_would_take_are_not_simulated_for_a_plan() -> None:
     assert plan.not_weighed == {"altered": "this step's variants are simulated only where altered is allowed"}
 
 
+def test_what_takes_long_to_weigh_is_left_to_those_who_allow_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("memfit.planning._MOST_OPS", 10)
+    plan = planned(made(["wide", "tanh", "wide", "norm"]), budget_of(made(["wide", "tanh", "wide", "norm"]), 0.6))
+    assert plan is not None and plan.reachable_bytes["reordered"] is not None and plan.estimated == ()
+    assert set(plan.not_weighed) == {"redrawn", "rounded", "altered"} == {w for w, size in plan.reachable_bytes.items() if size is None}
+
+
 def never_built() -> Step:
     raise AssertionError("a variant was built")
 
