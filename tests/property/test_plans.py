@@ -101,7 +101,7 @@ def test_a_plan_without_its_levers_would_be_noticed() -> None:
 
 def test_a_plan_tells_what_lost_what_could_be_reached_and_how_far_from_the_best_it_may_be() -> None:
     step = made(["wide", "tanh", "wide", "norm", "wide", "tanh"])
-    plan = planned(step, budget_of(step, 0.5))
+    plan = planned(step, too_small_for(step))
     assert plan is not None and plan.levers and all(lever.why for lever in plan.levers)
     assert plan.gap is not None and 0.0 <= plan.gap < 0.2
     assert plan.alternatives and all(lost.rejected_because for lost in plan.alternatives)
@@ -113,14 +113,15 @@ def test_a_plan_tells_what_lost_what_could_be_reached_and_how_far_from_the_best_
 
 def test_variants_that_nobody_would_take_are_not_simulated_for_a_plan() -> None:
     step = replace(made(["wide", "tanh", "wide", "norm"]), variants={"narrow": never_built})
-    plan = memfit.plan(step, budget_of(step, 0.6), levers={word: LEVERS[word] for word in ("saved", "microbatch")})
-    assert plan.levers and plan.reachable_bytes["altered"] is None and plan.reachable_bytes["rounded"] is not None
+    plan = planned(step, too_small_for(step))
+    assert plan is not None and plan.levers and plan.reachable_bytes["altered"] is None and plan.reachable_bytes["rounded"] is not None
     assert plan.not_weighed == {"altered": "this step's variants are simulated only where altered is allowed"}
 
 
 def test_what_takes_long_to_weigh_is_left_to_those_who_allow_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("memfit.planning._MOST_OPS", 10)
-    plan = planned(made(["wide", "tanh", "wide", "norm"]), budget_of(made(["wide", "tanh", "wide", "norm"]), 0.6))
+    step = made(["wide", "tanh", "wide", "norm"])
+    plan = planned(step, too_small_for(step))
     assert plan is not None and plan.reachable_bytes["reordered"] is not None and plan.estimated == ()
     assert set(plan.not_weighed) == {"redrawn", "rounded", "altered"} == {w for w, size in plan.reachable_bytes.items() if size is None}
 
