@@ -70,7 +70,7 @@ def cpu_seconds() -> float:
 @contextmanager
 def searching_timed(taken: Taken) -> Iterator[None]:
     """Every search is counted while this is entered."""
-    plain = {name: getattr(Proposer, name) for name in ("propose", "lowest")}
+    plain = {name: getattr(Proposer, name) for name in ("propose", "lowest", "bound")}
 
     def timed(name: str) -> Callable[..., object]:
         def search(*asked: object) -> object:

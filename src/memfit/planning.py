@@ -20,10 +20,14 @@ from memfit.ledger import account
 from memfit.levers import LEVERS, CannotApply, Lever
 from memfit.levers.architecture import ArchitectureLever
 from memfit.levers.saved import table_option
+from memfit.levers.saved.words import words_of
+from memfit.planner.combining import Rewriter
+from memfit.planner.comparing import compared
 from memfit.planner.costs import timed_share
 from memfit.planner.explaining import alternatives, explained_levers, infeasible, without_half
 from memfit.planner.learning import Learnt
 from memfit.planner.proposing import Proposal, Proposals, Proposer
+from memfit.planner.reaching import Reaching
 from memfit.profiling import profile
 from memfit.records import EXACTNESS, Ledger, Option, Plan, PlannedLever, loosest
 from memfit.step import Step, device_of
@@ -36,6 +40,8 @@ _LOWEST_SECONDS = 2.0
 _HALF = ("bfloat16",)  # float16 takes as much, and on a processor that multiplies it number by number minutes to try
 _EMULATED, _CHEAP = 3.0, 1.5  # times slower than float32, beyond which half precision is not weighed where something so cheap does it
 _REACHABLE_SECONDS = 0.3  # for each class of exactness, once a plan is found
+_MOST_OPS = 8000  # beyond, rewriting a step for looser classes takes seconds (12,500 took 3.8)
+_COMPARING_SECONDS = 0.5  # with what was not chosen
 
 
 @dataclass(frozen=True)
@@ -167,52 +173,62 @@ class _Planning:
     host_room: float
     progress: Callable[[str], None]
     seen: list[int] = field(default_factory=list)  # captured processes, none of them inside the budget
+    proposer: Proposer = field(init=False)
+    learnt: Learnt = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.proposer, self.learnt = self._proposer(self.request.levers, self.request.allow), Learnt(self.request.budget)
 
     def search(self) -> Planned:
         """Propose, apply to simulated tensors, capture: what does not fit then is never shown. In the end the lowest of all is tried."""
-        proposer, learnt = self._proposer(self.request.allow), Learnt(self.request.budget)
         for seconds in _SEARCH_SECONDS:
-            proposals = proposer.propose(learnt, seconds)
+            proposals = self.proposer.propose(self.learnt, seconds)
             if not proposals.fitting:
                 break
-            if fitted := self._fitted(proposals.fitting[0], proposer, learnt):
-                return Planned(self._plan(fitted, proposals, proposer), self.plain, fitted)
-        while lowest := proposer.lowest(self.request.allow, _LOWEST_SECONDS):
+            if fitted := self._fitted(proposals.fitting[0]):
+                return self._planned(fitted, proposals)
+        while lowest := self.proposer.lowest(self.request.allow, _LOWEST_SECONDS):
             known = len(self.seen)
-            if fitted := self._fitted(lowest, proposer, learnt):
-                return Planned(self._plan(fitted, Proposals(proposals.plain_seconds, [lowest]), proposer), self.plain, fitted)
+            if fitted := self._fitted(lowest):
+                return self._planned(fitted, Proposals(proposals.plain_seconds, [lowest]))
             if len(self.seen) > known:
                 break
-        raise self._impossible(proposer)
+        raise self._impossible()
 
-    def _proposer(self, allowed: str) -> Proposer:
-        return Proposer(self.timed, self.request.levers, allowed, speeds_of(self.plain.device), self.host_room)
+    def _planned(self, fitted: Ledger, proposals: Proposals) -> Planned:
+        plan = self._plan(fitted, proposals)
+        return Planned(plan if self.request.quick else self._explained(plan, fitted, proposals), self.plain, fitted)
 
-    def _fitted(self, winner: Proposal, proposer: Proposer, learnt: Learnt) -> Ledger | None:
+    def _proposer(self, levers: Mapping[str, Rewriter], allowed: str) -> Proposer:
+        return Proposer(self.timed, levers, allowed, speeds_of(self.plain.device), self.host_room)
+
+    def _fitted(self, winner: Proposal) -> Ledger | None:
         """The proposal's own ledger if it is inside the budget; if not, what it shows is remembered."""
         self.progress("capturing the plan with simulated tensors")
         try:
             fitted = self._captured(options_of(winner))
         except _CannotTakeParts as error:
             self.progress(f"leaving out micro-batches: {error}")
-            proposer.refuse_lever("microbatch")
+            self.proposer.refuse_lever("microbatch")
             return None
         if fitted is None:
-            proposer.refuse(winner.combination)
+            self.proposer.refuse(winner.combination)
             return None
         if fitted.process_high_bytes <= self.request.budget:
             return fitted
         self.seen.append(fitted.process_high_bytes)
-        learnt.from_capture(winner, fitted)
+        self.learnt.from_capture(winner, fitted)
         return None
 
-    def _impossible(self, proposer: Proposer) -> Infeasible:
+    def _impossible(self) -> Infeasible:
         lowest = min(self.seen, default=self.plain.process_high_bytes)
         if self.request.quick:
             return infeasible(self.request.budget, lowest, self.plain, self.request.allow, {}, {}, None)
         variants = {name: ledger.process_high_bytes for name, ledger in variants_of(self.step, self.request.device, self.progress).items()}
-        weighed = {word: max(size, lowest) for word, size in self._reachable(proposer, lowest).items()}  # stricter cannot reach lower
-        reachable, split = weighed | self._looser(proposer, lowest), self.request.levers.get("microbatch")
+        self.progress("weighing what looser classes would reach")
+        reaching, split = self._reaching(), self.request.levers.get("microbatch")
+        reachable = {word: max(size, lowest) for word, size in reaching.with_allowed(lowest, _REACHABLE_SECONDS).items()}  # as captured
+        reachable |= reaching.with_looser(lowest, _LOWEST_SECONDS, captured=lowest)
         return infeasible(self.request.budget, lowest, self.plain, self.request.allow, reachable, variants, split)
 
     def _captured(self, options: tuple[Option, ...]) -> Ledger | None:
@@ -227,25 +243,7 @@ class _Planning:
                 raise
             raise _CannotTakeParts(f"the loss does not take a part of the batch ({type(error).__name__}: {error})") from error
 
-    def _reachable(self, proposer: Proposer, captured: int) -> dict[str, int]:
-        """The lowest under each class as weighed; under the allowed one nothing above what was captured."""
-        found: dict[str, int] = {}
-        for word in EXACTNESS[: EXACTNESS.index(self.request.allow) + 1]:
-            lowest = proposer.lowest(word, _REACHABLE_SECONDS)
-            found[word] = min([*found.values(), *([lowest.process_high_bytes] if lowest else [])], default=captured)
-        return found | {self.request.allow: min(found[self.request.allow], captured)}
-
-    def _looser(self, proposer: Proposer, captured: int) -> dict[str, int]:
-        """What nothing but looser classes would reach; a capture is only compared with a capture."""
-        self.progress("weighing what looser classes would reach")
-        here, found = proposer.lowest(self.request.allow, _REACHABLE_SECONDS), {self.request.allow: captured}
-        for word in EXACTNESS[EXACTNESS.index(self.request.allow) + 1 :]:
-            there = self._proposer(word).lowest(word, _LOWEST_SECONDS)
-            less = here.process_high_bytes - there.process_high_bytes if here and there else 0
-            found[word] = min(*found.values(), captured - less) if less > 0 else min(found.values())
-        return found
-
-    def _plan(self, fitted: Ledger, proposals: Proposals, proposer: Proposer) -> Plan:
+    def _plan(self, fitted: Ledger, proposals: Proposals) -> Plan:
         winner = proposals.fitting[0]
         options = options_of(winner)
         return Plan(
@@ -255,14 +253,43 @@ class _Planning:
             predicted_process_bytes=fitted.process_bytes,
             predicted_slowdown=winner.seconds / proposals.plain_seconds,
             exactness=loosest([o.exactness for o in options]),
-            levers=explained_levers(self.timed, options, self.request.levers, proposer.costs_of(winner)),
-            alternatives=alternatives(self.timed, winner, proposals),
-            reachable_bytes={**self._reachable(proposer, fitted.process_high_bytes)},
+            levers=tuple(rows_of(options)),
             planning_seconds=time.monotonic() - self.request.started,
             step=fingerprint(self.step),
             predicted_host_bytes=self.plain.process.host_bytes + put_on_host(winner),
             times=self._times(),
         )
+
+    def _explained(self, plan: Plan, fitted: Ledger, proposals: Proposals) -> Plan:
+        """With what each lever does, what lost and why, how far from the best it may be, and what could be reached."""
+        winner, levers = proposals.fitting[0], self.request.levers
+        others = compared(self.proposer, winner, proposals.fitting, self.learnt, _COMPARING_SECONDS)
+        reachable, not_weighed = self._reachable(fitted.process_high_bytes)
+        return replace(
+            plan,
+            levers=explained_levers(self.timed, options_of(winner), levers, self.proposer.costs_of(winner)),
+            alternatives=alternatives(self.timed, winner, proposals, others.unchosen),
+            gap=others.gap,
+            reachable_bytes=reachable,
+            not_weighed=not_weighed,
+            estimated=tuple(w for w in EXACTNESS[EXACTNESS.index(self.request.allow) + 1 :] if w not in not_weighed),
+            planning_seconds=time.monotonic() - self.request.started,
+        )
+
+    def _reachable(self, captured: int) -> tuple[dict[str, int | None], dict[str, str]]:
+        """The lowest under every class, and why a class has none: other models are only simulated for those who would take them."""
+        self.progress("weighing what could be reached")
+        reaching = self._reaching()
+        reachable: dict[str, int | None] = {**reaching.with_allowed(captured, _REACHABLE_SECONDS)}
+        if self.timed.trace is not None and len(self.timed.trace.ops) > _MOST_OPS:
+            return reachable, dict.fromkeys(EXACTNESS[len(reachable) :], "it takes long with so many operators: allow it")
+        reachable |= reaching.with_looser(reachable[self.request.allow] or captured, _REACHABLE_SECONDS)
+        if self.step.variants and self.request.allow != "altered":
+            return reachable | {"altered": None}, {"altered": "this step's variants are simulated only where altered is allowed"}
+        return reachable, {}
+
+    def _reaching(self) -> Reaching:
+        return Reaching(self.timed, self.request.levers, self.request.allow, self.proposer, self._proposer)
 
     def _times(self) -> str:
         assert self.timed.trace is not None
@@ -283,6 +310,7 @@ def _empty(step: Step, request: Request, plain: Ledger) -> Plan:
         planning_seconds=seconds,
         step=fingerprint(step),
         predicted_host_bytes=plain.process.host_bytes,
+        not_weighed=dict.fromkeys(EXACTNESS, "the step fits as it is"),
     )
 
 
@@ -293,8 +321,7 @@ def options_of(proposal: Proposal) -> tuple[Option, ...]:
     ops = proposal.table.ops
     if not ops:
         return proposal.combination.options
-    why = "made again, packed or put away until backward needs them"
-    return (*proposal.combination.options, table_option(trace, ops, f"{len(ops)} results not kept", why))
+    return (*proposal.combination.options, table_option(trace, ops, f"{len(ops)} results not kept", words_of(trace, ops)))
 
 
 def captured(step: Step, rows: Sequence[PlannedLever], levers: Mapping[str, Lever], plain: Ledger, device: str | None = None) -> Ledger:

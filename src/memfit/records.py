@@ -264,9 +264,12 @@ class Plan(Record):
     step: dict[str, str] = field(default_factory=dict)  # readable facts that tell the step it was made for
     predicted_host_bytes: int = 0  # where the device has memory of its own: of the host's, with what is put away there
     times: str = ""  # what costs rest on: "measured" on this machine op by op, "measured in part", "estimated"; "" where nothing costs
+    gap: float | None = None  # no plan that was weighed and fits takes less than 1 - gap of its seconds; None: nothing was weighed
+    not_weighed: dict[str, str] = field(default_factory=dict)  # why a class in reachable_bytes has none
+    estimated: tuple[str, ...] = ()  # classes in reachable_bytes that were not allowed: weighed on paper, and not at their upper end
 
     def __post_init__(self) -> None:
-        """Every class is there: looser ones than allowed are not weighed where there is a plan, and none where the step fits as it is."""
+        """Every class is there, the looser ones than allowed as well; None for all of them where the step fits as it is."""
         object.__setattr__(self, "reachable_bytes", dict.fromkeys(EXACTNESS) | self.reachable_bytes)
 
     @classmethod

@@ -8,42 +8,50 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from ledgers import measured, predicted
 from rich.cells import cell_len
 from rich.console import Console
 
-from memfit.records import Alternative, Plan, PlannedLever
+from memfit.records import EXACTNESS, Alternative, Plan, PlannedLever
 from memfit.report.fit_terminal import print_check, print_fit, print_largest_batch, print_levers, print_plan
 from memfit.report.fit_view import check_view, fit_view
 
 PINNED_RICH = "15.0.0"  # another version may draw differently, so it may not write the files
 MIB, GIB = 2**20, 2**30
+_TOO_MUCH = "does not fit, whichever results are kept"
 
 
 def plan() -> Plan:
-    stays, again = "freed memory stays with the process otherwise", "made again, packed or put away until backward needs them"
+    stays, again = "freed memory stays with the process otherwise", "until backward needs it: 528 MiB made again (most of it by silu)"
+    kept = "activations of 8 samples are kept at once, 5.33 GiB at the peak; a micro-batch keeps 2"
     levers = (
         PlannedLever("allocator", "128 KiB and more given back at once", "bitwise", 0, None, {}, stays, 310 * MIB),
         PlannedLever("attention", "fused attention", "reordered", 0, -0.05, {}, "", 0),
-        PlannedLever("microbatch", "4 micro-batches of 2", "reordered", 4 * GIB, 0.0, {}, "", 5 * GIB),
+        PlannedLever("microbatch", "4 micro-batches of 2", "reordered", 4 * GIB, 0.0, {}, kept, 5 * GIB),
         PlannedLever("saved", "46 results not kept", "bitwise", 528 * MIB, 2.09, {}, again),
     )
     lost = (
         Alternative("attention + microbatch", "fused [bold], 8 micro-batches of 1", "reordered", 3 * GIB, 1.1, "slower by 12 %"),
-        Alternative("nothing", "", "bitwise", 0, 0.0, "no faster, and changes more"),
+        Alternative("optimizer", "fused", "reordered", None, None, "slower by 4 % or more, whichever results are kept"),
+        Alternative("saved", "nothing else", "bitwise", None, None, f"{_TOO_MUCH}: the peak stays 1.20 GiB too high, or more"),
+        Alternative("nothing", "", "bitwise", 0, 0.0, "a fourth is in the record, and not on the screen"),
     )
-    reachable = {"reordered": 592928500, "rounded": 400 * MIB, "bitwise": 900 * MIB}
-    return Plan(True, 2 * GIB, 1300 * MIB, 1900 * MIB, 1.124, "reordered", levers, lost, reachable, 8.8, times="measured")
+    reachable = {"reordered": 592928500, "redrawn": 592928500, "rounded": 400 * MIB, "bitwise": 900 * MIB}
+    told: dict[str, Any] = {"times": "measured", "gap": 0.034, "not_weighed": {"altered": "this step's variants are not simulated"}}
+    told["estimated"] = ("redrawn", "rounded")
+    return Plan(True, 2 * GIB, 1300 * MIB, 1900 * MIB, 1.124, "reordered", levers, lost, reachable, 8.8, **told)
 
 
 def empty_plan() -> Plan:
-    return Plan(True, 8 * GIB, 5 * GIB, 6 * GIB, 1.0, "bitwise", (), planning_seconds=0.5)
+    why = dict.fromkeys(EXACTNESS, "the step fits as it is")
+    return Plan(True, 8 * GIB, 5 * GIB, 6 * GIB, 1.0, "bitwise", (), planning_seconds=0.5, not_weighed=why)
 
 
 def untimed_plan() -> Plan:
-    return replace(plan(), predicted_slowdown=None, alternatives=(), reachable_bytes={}, times="")
+    return replace(plan(), predicted_slowdown=None, alternatives=(), reachable_bytes={}, times="", gap=None, not_weighed={}, estimated=())
 
 
 def fitted_inside(console: Console) -> None:

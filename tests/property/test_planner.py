@@ -218,5 +218,5 @@ def test_a_search_that_only_asks_the_programme_would_be_noticed(monkeypatch: pyt
 def test_a_floor_that_forgets_when_results_are_read_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without it no limit would ever be called hopeless: it is as low as if nothing had to be there for backward."""
     plain = search_of(network(["wide", "tanh", "wide", "norm"])).floor
-    monkeypatch.setattr("memfit.planner.search.windows_of", lambda line, storages: ())
+    monkeypatch.setattr("memfit.planner.candidates.windows_of", lambda line, storages: ())
     assert search_of(network(["wide", "tanh", "wide", "norm"])).floor < plain

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ import memfit
 from memfit import Step
 from memfit.applying import apply_levers, apply_plan
 from memfit.levers import LEVERS
+from memfit.records import EXACTNESS
 from small_steps import sgd
 
 MIB = 2**20
@@ -95,6 +97,37 @@ def test_a_plan_without_its_levers_would_be_noticed() -> None:
     assert plan is not None and plan.levers
     with apply_levers(step, ()):
         assert memfit.profile(step).peak_bytes > 1.02 * plan.predicted_peak_bytes
+
+
+def test_a_plan_tells_what_lost_what_could_be_reached_and_how_far_from_the_best_it_may_be() -> None:
+    step = made(["wide", "tanh", "wide", "norm", "wide", "tanh"])
+    plan = planned(step, too_small_for(step))
+    assert plan is not None and plan.levers and all(lever.why for lever in plan.levers)
+    assert plan.gap is not None and 0.0 <= plan.gap < 0.2
+    assert plan.alternatives and all(lost.rejected_because for lost in plan.alternatives)
+    reachable = [size for size in plan.reachable_bytes.values() if size is not None]
+    assert len(reachable) == len(EXACTNESS) and reachable == sorted(reachable, reverse=True)
+    assert plan.not_weighed == {} and reachable[-1] < plan.predicted_process_bytes
+    assert memfit.Plan.from_dict(plan.to_dict()) == plan
+
+
+def test_variants_that_nobody_would_take_are_not_simulated_for_a_plan() -> None:
+    step = replace(made(["wide", "tanh", "wide", "norm"]), variants={"narrow": never_built})
+    plan = planned(step, too_small_for(step))
+    assert plan is not None and plan.levers and plan.reachable_bytes["altered"] is None and plan.reachable_bytes["rounded"] is not None
+    assert plan.not_weighed == {"altered": "this step's variants are simulated only where altered is allowed"}
+
+
+def test_what_takes_long_to_weigh_is_left_to_those_who_allow_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("memfit.planning._MOST_OPS", 10)
+    step = made(["wide", "tanh", "wide", "norm"])
+    plan = planned(step, too_small_for(step))
+    assert plan is not None and plan.reachable_bytes["reordered"] is not None and plan.estimated == ()
+    assert set(plan.not_weighed) == {"redrawn", "rounded", "altered"} == {w for w, size in plan.reachable_bytes.items() if size is None}
+
+
+def never_built() -> Step:
+    raise AssertionError("a variant was built")
 
 
 LIMITED = """

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from memfit.chunking import Chunking, chunking_by
-from memfit.levers.chunk_line import chunk_line, regions
+from memfit.levers.chunk_line import Region, chunk_line, regions
 from memfit.levers.divisible import is_divisible
 from memfit.levers.drawn import drawn_from, draws_again_in_backward, draws_of, not_replayable
 from memfit.levers.lever import CannotApply, trace_of
@@ -17,6 +17,7 @@ from memfit.levers.undo import Undo
 from memfit.records import Ledger, Option, Trace
 from memfit.samples import Places
 from memfit.step import Step
+from memfit.units import format_bytes
 
 
 class Chunk:
@@ -33,10 +34,13 @@ class Chunk:
             return []
         draws, why = _draws(trace)
         settings = {"batch": trace.batch_size, "draws": {} if why else draws, "again": draws_again_in_backward(trace)}
-        return [self._option(size, settings, why) for size in (trace.batch_size, *sizes(trace.batch_size))]
+        kept = _kept_by(trace, found)
+        return [self._option(size, settings, why, kept) for size in (trace.batch_size, *sizes(trace.batch_size))]
 
-    def _option(self, size: int, settings: dict[str, Any], why: str) -> Option:
-        told = f"random numbers differ: {why}" if why else ""
+    def _option(self, size: int, settings: dict[str, Any], why: str, kept: int) -> Option:
+        how = f"a chunk keeps its part of {size} and is differentiated at once" if size < settings["batch"] else "now it runs at once"
+        words = f"memfit.chunked keeps {format_bytes(kept)} for the backward of {settings['batch']} samples; {how}"
+        told = f"{words}; random numbers differ: {why}" if why else words
         return Option(self.name, f"chunks of {size}", "redrawn" if why else "reordered", {"size": size, **settings}, told)
 
     def rewrite(self, ledger: Ledger, option: Option) -> Ledger:
@@ -68,6 +72,13 @@ class _Around:
         settings = self._settings
         places = self._places.setdefault(loss, {})
         return chunking_by(Chunking(settings["size"], settings["batch"], self._draws.get(loss, ()), settings["again"], places))
+
+
+def _kept_by(trace: Trace, found: Sequence[Region]) -> int:
+    """What autograd keeps of what chunked calls make."""
+    inside = {n for region in found for n in range(region.first, region.last + 1)}
+    kept = {row.storage for row in trace.saved if row.op in inside and trace.storages[row.storage].born in inside}
+    return sum(trace.storages[s].bytes for s in kept)
 
 
 def _draws(trace: Trace) -> tuple[dict[str, list[Any]], str]:

@@ -18,6 +18,7 @@ from memfit.levers.undo import Undo
 from memfit.records import Ledger, Option
 from memfit.step import Step
 from memfit.torch_private import batch_norms, instance_norms
+from memfit.units import format_bytes
 
 
 class MicroBatch:
@@ -32,16 +33,19 @@ class MicroBatch:
         if not is_divisible(trace) or picks_among_samples(trace):
             return []
         settings: dict[str, Any] = {"batch": trace.batch_size, "draws": draws_of(trace), "again": draws_again_in_backward(trace)}
-        why = not_replayable(trace)
+        why, kept = not_replayable(trace), ledger.by_category["activations"]
         if why:
             settings["draws"] = {}
-        return [self._option(size, settings, why) for size in sizes(trace.batch_size)]
+        return [self._option(size, settings, why, kept) for size in sizes(trace.batch_size)]
 
-    def _option(self, size: int, settings: dict[str, Any], why: str) -> Option:
+    def _option(self, size: int, settings: dict[str, Any], why: str, kept: int) -> Option:
         count = -(-settings["batch"] // size)
         name = f"{count} micro-batches of {size}" + ("" if settings["batch"] % size == 0 else ", the last one smaller")
         exactness = "redrawn" if why else "reordered"
-        return Option(self.name, name, exactness, {"size": size, **settings}, f"random numbers differ: {why}" if why else "")
+        held = f", {format_bytes(kept)} at the peak" if kept else ""
+        words = f"activations of {settings['batch']} samples are kept at once{held}; a micro-batch keeps {size}"
+        told = f"{words}; random numbers differ: {why}" if why else words
+        return Option(self.name, name, exactness, {"size": size, **settings}, told)
 
     def rewrite(self, ledger: Ledger, option: Option) -> Ledger:
         """The line of one micro-batch; the step's seconds are those of all of them, taken to be the whole batch's."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -65,3 +65,12 @@ def windows_of(line: Line, storages: Sequence[int]) -> tuple[tuple[int, int], ..
     rows = [row for s in storages for row in line.kept.get(s, ())]
     reads = ((line.trace.saved[row].read, line.ends[row]) for row in rows)
     return tuple(sorted((read, end) for read, end in reads if read is not None))
+
+
+def unread_stretches(line: Line, storage: int) -> Iterator[tuple[int, int]]:
+    """When a result lies in memory and nobody reads it: [first op, last op] each. A table can free it then, and at no other time."""
+    start, last = line.passing[storage] + 1, last_op(line.trace.storages[storage], len(line.trace.ops))
+    for read, end in (*windows_of(line, [storage]), (last + 1, last + 1)):
+        if start <= min(read - 1, last):
+            yield start, min(read - 1, last)
+        start = max(start, end + 1)

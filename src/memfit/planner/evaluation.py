@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from memfit.levers.saved.line import Line
 from memfit.levers.saved.schedule import Schedule, schedule
 from memfit.levers.saved.table import BITS, DISK, HOST, STORED
-from memfit.planner.watching import SECONDS_OF_A_DECISION, Watching
+from memfit.planner.watching import SECONDS_OF_A_DECISION, SECONDS_OF_A_LOOK, Watching
 from memfit.records import Speeds
 
 
@@ -39,6 +39,11 @@ class Evaluation:
         self._workspace = np.array([op.workspace for op in trace.ops], dtype=np.int64)
         self._watching = Watching(trace)
         self.before = self._before()
+
+    @property
+    def least_watching(self) -> float:
+        """What a table adds at least, whatever it decides."""
+        return self._watching.hooks + SECONDS_OF_A_LOOK
 
     def _before(self) -> NDArray[np.int64]:
         """What is alive just before each op of the plain line."""

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain, islice
+from math import inf
 
 from memfit.errors import Infeasible
 from memfit.planner.combining import Rewriter
+from memfit.planner.comparing import Unchosen
 from memfit.planner.proposing import Proposal, Proposals
 from memfit.records import EXACTNESS, Alternative, Ledger, Option, Plan, PlannedLever, loosest
 from memfit.units import format_bytes
@@ -31,10 +34,10 @@ def explained_levers(
     return tuple(rows)
 
 
-def alternatives(plain: Ledger, winner: Proposal, proposals: Proposals) -> tuple[Alternative, ...]:
-    """The runners-up, and why they lost."""
+def alternatives(plain: Ledger, winner: Proposal, proposals: Proposals, unchosen: Sequence[Unchosen]) -> tuple[Alternative, ...]:
+    """The runners-up, and why they lost: plans that fit first, then what no plan was found for."""
     others = [p for p in proposals.fitting if p is not winner and p.combination.options != winner.combination.options]
-    return tuple(
+    found = (
         Alternative(
             " + ".join([*(o.lever for o in p.combination.options), *(["saved"] if p.table.ops else [])]) or "nothing",
             ", ".join([*(o.name for o in p.combination.options), *([f"{len(p.table.ops)} results not kept"] if p.table.ops else [])]),
@@ -43,8 +46,9 @@ def alternatives(plain: Ledger, winner: Proposal, proposals: Proposals) -> tuple
             p.seconds - winner.seconds,
             _why_it_lost(p, winner),
         )
-        for p in others[:_MOST_SHOWN]
+        for p in others
     )
+    return tuple(islice(chain(found, (_without_plan(other, winner) for other in unchosen)), _MOST_SHOWN))
 
 
 def _why_it_lost(loser: Proposal, winner: Proposal) -> str:
@@ -53,14 +57,34 @@ def _why_it_lost(loser: Proposal, winner: Proposal) -> str:
     return "no faster, and changes more"
 
 
+def _without_plan(other: Unchosen, winner: Proposal) -> Alternative:
+    options = other.combination.options
+    name, option = " + ".join(o.lever for o in options) or "saved", ", ".join(o.name for o in options) or "nothing else"
+    return Alternative(name, option, loosest([o.exactness for o in options]), rejected_because=_why_it_has_no_plan(other, winner))
+
+
+def _why_it_has_no_plan(other: Unchosen, winner: Proposal) -> str:
+    if other.seconds == inf:
+        return f"does not fit, whichever results are kept: the peak stays {format_bytes(other.excess)} too high, or more"
+    if other.seconds > winner.seconds * _ALMOST:
+        return f"slower by {100 * (other.seconds / winner.seconds - 1):.0f} % or more, whichever results are kept"
+    if other.seconds >= winner.seconds:
+        return "no faster, whichever results are kept"
+    why = "nothing that fits was found in the time" if other.was_looked_at else "not looked at, the time was over"
+    return f"{why}; it could be faster by {100 * (1 - other.seconds / winner.seconds):.0f} % at most"
+
+
 def without_half(plan: Plan, times_slower: float) -> Plan:
     """A plan for which half precision was not weighed, which says so; what it would reach is not known."""
     if not plan.levers:
         return plan
-    why = f"not weighed: this processor takes {times_slower:.0f} times as long for a convolution in bfloat16 as in float32"
-    reachable = {word: size for word, size in plan.reachable_bytes.items() if EXACTNESS.index(word) < EXACTNESS.index("rounded")}
-    missing = Alternative("precision", "bfloat16 autocast", "rounded", rejected_because=why)
-    return replace(plan, alternatives=(*plan.alternatives, missing), reachable_bytes=reachable)
+    why = f"this processor takes {times_slower:.0f} times as long for a convolution in bfloat16 as in float32"
+    words = EXACTNESS[EXACTNESS.index("rounded") :]
+    reachable, reasons = plan.reachable_bytes | dict.fromkeys(words), plan.not_weighed | dict.fromkeys(words, why)
+    missing = Alternative("precision", "bfloat16 autocast", "rounded", rejected_because=f"not weighed: {why}")
+    estimated = tuple(word for word in plan.estimated if word not in words)
+    told = (*plan.alternatives, missing)
+    return replace(plan, alternatives=told, reachable_bytes=reachable, not_weighed=reasons, estimated=estimated)
 
 
 def infeasible(

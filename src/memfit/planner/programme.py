@@ -5,12 +5,7 @@ A moment is an op of the line, or (number of ops + op) the remakings just before
 
 from __future__ import annotations
 
-import ctypes
-import os
-import sys
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
 from math import isfinite
 from typing import Any, cast
 
@@ -22,6 +17,7 @@ from scipy.sparse import csr_array, hstack, lil_array
 from memfit.levers.saved.table import CACHE, RECOMPUTE, STORED
 from memfit.planner.away import Away
 from memfit.planner.candidates import Candidate
+from memfit.planner.silence import silence
 
 _AGAIN, _ONCE, _AWAY, _HOLD = range(4)  # made again whenever it is read; made again once; put away; held only so that others can be made
 _WAYS = 4
@@ -71,7 +67,7 @@ class Programme:
         if isfinite(self.away.room):
             put_away = np.concatenate([self._put_away(), np.zeros(short)])
             rules.append(LinearConstraint(put_away[None] * scale, ub=self.away.room * scale))
-        with _silence():
+        with silence():
             chosen = self._minimized([enough, *rules], short, limit)
         if chosen is None:
             return None
@@ -167,34 +163,3 @@ class Programme:
                 both[3 * row + way, _WAYS * source + way] = -1
                 both[3 * row + way, made_again] = -1
         return [(one.tocsr(), -np.inf, 1), (there.tocsr(), 0, np.inf), (both.tocsr(), -1, np.inf)]
-
-
-@contextmanager
-def _silence() -> Iterator[None]:
-    """HiGHS prints a line now and then that no option turns off, past Python's own stdout. What other threads print goes to stderr."""
-    with suppress(AttributeError, OSError, ValueError):  # of a stdout that is not there
-        sys.stdout.flush()
-    try:
-        kept = os.dup(1)
-    except OSError:  # closed, as a daemon's is
-        kept = -1
-    if kept == -1:
-        yield
-        return
-    meanwhile = _away_from_stdout()
-    os.dup2(meanwhile, 1)
-    try:
-        yield
-    finally:
-        with suppress(AttributeError, OSError, TypeError):  # no such library: what C keeps of a line comes out later
-            ctypes.CDLL(None).fflush(None)
-        os.dup2(kept, 1)
-        os.close(kept)
-        os.close(meanwhile)
-
-
-def _away_from_stdout() -> int:
-    if threading.active_count() > 1:
-        with suppress(OSError):
-            return os.dup(2)
-    return os.open(os.devnull, os.O_WRONLY)

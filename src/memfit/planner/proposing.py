@@ -10,6 +10,7 @@ from math import inf, prod
 
 from memfit.levers.saved.line import line_of
 from memfit.planner.away import away_from
+from memfit.planner.bound import least_seconds
 from memfit.planner.combining import Combination, Rewriter, combinations, is_allowed, milder
 from memfit.planner.costs import seconds_of, slower_in_parts
 from memfit.planner.search import Search, Table
@@ -68,8 +69,8 @@ class Proposer:
         waits for its samples, nobody knows how long, are for where nothing else fits.
         """
         for waits in (False, True):
-            places = [place for place in self._places() if self.combinations[place].waits == waits]
-            if found := self._weighed(sorted(places, key=self._at_least), limit, seconds):
+            places = [place for place in self.places() if self.combinations[place].waits == waits]
+            if found := self._weighed(sorted(places, key=self.at_least), limit, seconds):
                 break
         fitting = sorted(found.values(), key=lambda p: (p.seconds, len(p.combination.options)))
         return Proposals(self._base(0), [self._mildest(proposal, limit) for proposal in fitting])
@@ -102,7 +103,7 @@ class Proposer:
 
     def _look_on(self, order: list[int], limit: Limit, deadline: float, found: dict[int, Proposal]) -> None:
         """At each that may still win, for half of the time that is left; the most promising first: a first table costs twice the last."""
-        for place in sorted(order, key=lambda place: self._at_least(place) + found[place].seconds if place in found else inf):
+        for place in sorted(order, key=lambda place: self.at_least(place) + found[place].seconds if place in found else inf):
             left = deadline - time.thread_time()
             if left > 0 and not self._is_slower(place, found):
                 self._look(place, limit, left / 2, found)
@@ -114,14 +115,14 @@ class Proposer:
 
     def _is_slower(self, place: int, found: dict[int, Proposal]) -> bool:
         """Whether it could not be faster than what was found, whatever its table."""
-        return bool(found) and self._at_least(place) >= min(p.seconds for p in found.values())
+        return bool(found) and self.at_least(place) >= min(p.seconds for p in found.values())
 
     def lowest(self, allowed: str, seconds: float) -> Proposal | None:
         """The lowest process of all, whatever it costs, with techniques of an exactness; None where every combination was refused.
 
         As many as there is time for are looked at: those that divide the batch most, and need least as they are, come first.
         """
-        places = [place for place in self._places() if all(is_allowed(option, allowed) for option in self.combinations[place].options)]
+        places = [place for place in self.places() if all(is_allowed(option, allowed) for option in self.combinations[place].options)]
         most = max((self.combinations[place].repeats for place in places), default=1)
         places = [place for place in places if self.combinations[place].repeats in (1, most)]
         places.sort(key=lambda place: (-self.combinations[place].repeats, self.combinations[place].whole.process_high_bytes))
@@ -150,10 +151,27 @@ class Proposer:
         """Never propose this lever again: the step does not take it in any company."""
         self._refused |= {combination.words for combination in self.combinations if word in combination.words}
 
-    def _places(self) -> list[int]:
-        return [place for place, combination in enumerate(self.combinations) if combination.words not in self._refused]
+    @property
+    def looked_at(self) -> frozenset[int]:
+        """The combinations for which a table was looked for, by place."""
+        return frozenset(self._searches)
 
-    def _at_least(self, place: int) -> float:
+    def places(self, waits: bool = True) -> list[int]:
+        """Of the combinations that were not refused; without `waits` those in which no step waits for its samples."""
+        able = (place for place, combination in enumerate(self.combinations) if combination.words not in self._refused)
+        return [place for place in able if waits or not self.combinations[place].waits]
+
+    def bound(self, place: int, limit: int, seconds: float) -> tuple[float, int]:
+        """The seconds that no plan with a combination undercuts; inf, and how far above the limit its peak stays, where none fits."""
+        combination = self.combinations[place]
+        if not self._has_tables(combination):
+            excess = max(0, combination.ledger.peak_bytes - limit)
+            return inf if excess else self._base(place), excess
+        search = self._search(place)
+        least = least_seconds(search, limit, seconds)
+        return self._base(place) + least * combination.repeats * self._slower(combination), max(0, search.floor - limit)
+
+    def at_least(self, place: int) -> float:
         """What `_base` gives or a little less, without making the line of a micro-batch: all of them together do the whole batch's work."""
         combination = self.combinations[place]
         if combination.repeats == 1:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
@@ -12,12 +12,11 @@ from math import isinf
 import numpy as np
 from numpy.typing import NDArray
 
-from memfit.ledger.timeline import last_op
 from memfit.levers.saved import block_insides, masks, unread_inputs
 from memfit.levers.saved.line import Line
 from memfit.levers.saved.table import BITS, CACHE, DROP, RECOMPUTE, STORED, TIMES
 from memfit.planner.away import Away
-from memfit.planner.candidates import Candidate, candidate_of, candidates_of, windows_of
+from memfit.planner.candidates import Candidate, candidate_of, candidates_of, unread_stretches
 from memfit.planner.evaluation import Evaluation, Outcome
 from memfit.planner.inquiry import Inquiry
 from memfit.planner.programme import Programme
@@ -65,15 +64,17 @@ class Search:
         return Programme(self.candidates, len(self.evaluation.seconds), self.evaluation.cost, self.away)
 
     @cached_property
+    def barest(self) -> NDArray[np.int64]:
+        """What is alive while each op runs, with everything packed that can be."""
+        return self.evaluation.of(self.packed({})).alive[: len(self.evaluation.seconds)]
+
+    @cached_property
     def floor(self) -> int:
         """No table has a lower peak: at every moment, what would be left if each result were away whenever nobody reads it."""
-        line, left = self.evaluation.line, self.evaluation.of(self.packed({})).alive[: len(self.evaluation.seconds)].copy()
+        line, left = self.evaluation.line, self.barest.copy()
         for storage in (s for op in self.candidates for s in line.made[op]):
-            size, start = line.trace.storages[storage].bytes, line.passing[storage] + 1
-            died = last_op(line.trace.storages[storage], len(left))
-            left[start : died + 1] -= size
-            for first, last in _joined(windows_of(line, [storage])):
-                left[max(first, start) : min(last, died) + 1] += size
+            for first, last in unread_stretches(line, storage):
+                left[first : last + 1] -= line.trace.storages[storage].bytes
         return int(left.max())
 
     def _seed(self) -> None:
@@ -271,15 +272,6 @@ class Search:
             for ways in product((None, RECOMPUTE), repeat=len(self.candidates)):
                 self.tried({op: way for op, way in zip(self.candidates, ways, strict=True) if way})
             self._tried_every_choice = True
-
-
-def _joined(windows: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Stretches in order, those that touch made one."""
-    reached = -1
-    for first, last in sorted(windows):
-        if last > reached:
-            yield max(first, reached + 1), last
-            reached = last
 
 
 def _excess(outcome: Outcome, limit: int) -> float:

@@ -23,7 +23,7 @@ def print_plan(plan: Plan, console: Console) -> None:
         _plan_headline(view, width),
         _levers("What it does, in this order", view.levers, width),
         _levers("What lost", view.losers, width),
-        _reachable(view),
+        _reachable(view, width),
     ):
         show(section, console, width)
 
@@ -83,11 +83,12 @@ def _levers(heading: str, rows: Sequence[LeverRow], width: int) -> Iterator[Text
         yield from paragraph(row.why, width, indent, "dim")
 
 
-def _reachable(view: PlanView) -> Iterator[Text]:
+def _reachable(view: PlanView, width: int) -> Iterator[Text]:
     if view.reachable:
-        yield Text("The lowest that can be reached", "bold")
-    for amount, exactness in view.reachable:
-        yield Text.assemble((f"{amount:>{SIZE}}", "bold"), f"  with techniques that are {exactness} or stricter")
+        yield Text(f"The lowest that can be reached{', as weighed' if view.reachable[0][0] else ''}", "bold")
+    for amount, words in view.reachable:
+        first, *more = paragraph(words, width, SIZE + 2)
+        yield from (Text.assemble((f"{amount:>{SIZE}}  ", "bold"), first.plain.strip()), *more)
 
 
 def _fit_headline(view: FitView, width: int) -> Iterator[Text]:

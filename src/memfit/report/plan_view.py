@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from memfit.records import EXACTNESS, Alternative, Plan, PlannedLever
 from memfit.units import format_bytes, format_seconds
 
+_MOST_LOSERS = 3
+_WORTH_SAYING = 0.01  # of the time
 _TIMES = {
     "measured": ", predicted from ops timed on this machine",
     "measured in part": ", predicted from ops timed on this machine and, for the others, from estimates",
@@ -35,7 +37,7 @@ class PlanView:
     figures: tuple[tuple[str, str, str], ...]  # how much, of what, and how it was come by
     levers: tuple[LeverRow, ...]
     losers: tuple[LeverRow, ...]
-    reachable: tuple[tuple[str, str], ...]
+    reachable: tuple[tuple[str, str], ...]  # how much, and with what
 
 
 def plan_view(plan: Plan) -> PlanView:
@@ -45,8 +47,8 @@ def plan_view(plan: Plan) -> PlanView:
         _answer(plan),
         tuple(_figures(plan)),
         tuple(map(_lever, plan.levers)),
-        tuple(map(_loser, plan.alternatives)),
-        tuple((format_bytes(size), c) for c in EXACTNESS if (size := plan.reachable_bytes[c]) is not None),
+        tuple(map(_loser, plan.alternatives[:_MOST_LOSERS])),
+        tuple(_reachable(plan)),
     )
 
 
@@ -75,6 +77,8 @@ def _figures(plan: Plan) -> Iterator[tuple[str, str, str]]:
         yield format_bytes(plan.predicted_host_bytes), "Host", "predicted, of the host's memory, with what is put away there"
     words = slowdown_words(plan.predicted_slowdown) + _TIMES.get(plan.times, "")
     yield "" if plan.predicted_slowdown is None else f"{plan.predicted_slowdown:.2f}", "Time", words
+    if (plan.gap or 0.0) >= _WORTH_SAYING:
+        yield f"{100 * (plan.gap or 0.0):.0f} %", "Gap", "at most: no plan of these levers can be faster by more"
 
 
 def _lever(lever: PlannedLever) -> LeverRow:
@@ -93,3 +97,26 @@ def _cost(seconds: float | None) -> str:
 
 def _loser(way: Alternative) -> LeverRow:
     return LeverRow("", way.name, way.option, f"{way.exactness}, {way.rejected_because}", "")
+
+
+def _reachable(plan: Plan) -> Iterator[tuple[str, str]]:
+    """The classes that reach the same in one row, and those that were not weighed, by their reason."""
+    sizes = {word: size for word in EXACTNESS if (size := plan.reachable_bytes[word]) is not None}
+    for size in dict.fromkeys(sizes.values()):
+        word, *looser = (word for word in sizes if sizes[word] == size)
+        more = f"; no lower with {_listed(looser)} ones" if looser else ""
+        guessed = ", an estimate" if word in plan.estimated else ""
+        yield format_bytes(size), f"with techniques that are {word} or stricter{guessed}{more}"
+    for why in dict.fromkeys(plan.not_weighed.values()):
+        words = [word for word, reason in plan.not_weighed.items() if reason == why]
+        yield "", f"{'' if len(words) == len(EXACTNESS) else f'{_listed(words)}: '}not weighed, {why}"
+
+
+def _listed(words: Sequence[str]) -> str:
+    """As people list them.
+
+    >>> _listed(["redrawn", "rounded", "altered"])
+    'redrawn, rounded or altered'
+    """
+    *first, last = words
+    return f"{', '.join(first)} or {last}" if first else last

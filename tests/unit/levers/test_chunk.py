@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -219,6 +220,11 @@ def test_options() -> None:
     assert [o.name for o in found] == ["chunks of 6", "chunks of 3", "chunks of 2", "chunks of 1"]
     assert {o.exactness for o in found} == {"reordered"}
     assert CHUNK.options(seen(SMALL_STEPS["frozen_decoder"]())) == []
+    assert [o.why.split("; ")[-1] for o in found[:2]] == [
+        "now it runs at once",
+        "a chunk keeps its part of 3 and is differentiated at once",
+    ]
+    assert all(re.match(r"memfit\.chunked keeps \d+(\.\d+)? KiB for the backward of 6 samples; ", o.why) for o in found)
     redrawn = CHUNK.options(seen(pixel_loss(inside=lambda z: F.rrelu(z, training=True))))[0]
     assert redrawn.exactness == "redrawn" and "rrelu" in redrawn.why
     assert MARK == ChunkedCall.__name__

@@ -23,6 +23,7 @@ from memfit.levers.microbatch import MicroBatch, sizes
 from memfit.levers.microbatch_running import Split
 from memfit.records import Option
 from memfit.running import Part
+from memfit.units import format_bytes
 from quick_ledgers import seen
 from small_steps import SMALL_STEPS
 
@@ -209,6 +210,16 @@ def test_draws_by_value_are_redrawn_and_say_so(loss: Any, word: str) -> None:
     assert chosen.exactness == "redrawn" and word in chosen.why
     with LEVER.apply(step, chosen):
         step.run(step.batch)
+
+
+def test_every_option_says_what_it_keeps_instead_of_what() -> None:
+    ledger = seen(SMALL_STEPS["convolutional_3d"]())
+    held = format_bytes(ledger.by_category["activations"])
+    assert held != "0 B"
+    told = [chosen.why for chosen in LEVER.options(ledger)]
+    assert told == [f"activations of 2 samples are kept at once, {held} at the peak; a micro-batch keeps 1"]
+    optimizer_is_the_peak = LEVER.options(seen(SMALL_STEPS["dense"]()))[0].why
+    assert optimizer_is_the_peak == "activations of 32 samples are kept at once; a micro-batch keeps 16"
 
 
 @pytest.mark.parametrize(("rate", "exactness"), [(0.0, "reordered"), (0.1, "redrawn")])

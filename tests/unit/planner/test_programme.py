@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-_PRINTS = "import ctypes, os, threading\nfrom memfit.planner.programme import _silence\nprint('before')\n"
-_SOLVES = "with _silence(): ctypes.CDLL(None).printf(b'of C\\n')\nprint('after')"
+_PRINTS = "import ctypes, os, threading\nfrom memfit.planner.silence import silence\nprint('before')\n"
+_SOLVES = "with silence(): ctypes.CDLL(None).printf(b'of C\\n')\nprint('after')"
 _BESIDE = """
 solving, done = threading.Event(), threading.Event()
 def beside():
@@ -16,11 +16,11 @@ def beside():
     os.write(1, b'of a thread')
     done.set()
 threading.Thread(target=beside).start()
-with _silence():
+with silence():
     solving.set()
     done.wait()
 """
-_CLOSED = "os.close(1)\n" + "with _silence(): pass\nos.write(2, b'went on')"
+_CLOSED = "os.close(1)\n" + "with silence(): pass\nos.write(2, b'went on')"
 
 
 def output(program: str) -> tuple[str, str]:

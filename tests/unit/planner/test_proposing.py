@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from math import inf
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from memfit.ledger import account
 from memfit.levers import LEVERS
 from memfit.levers.microbatch import MicroBatch
 from memfit.planner.combining import Combination
+from memfit.planner.comparing import Unchosen, compared
 from memfit.planner.explaining import alternatives, explained_levers
 from memfit.planner.proposing import Proposal, Proposals, Proposer, beside_the_peak
 from memfit.planner.search import Table
@@ -23,6 +25,7 @@ from quick_ledgers import seen
 from small_steps import convolutional_3d, dense, transformer
 
 SPEEDS = Speeds()
+MIB = 2**20
 
 
 class Counted(MicroBatch):
@@ -77,7 +80,7 @@ def test_what_a_step_did_not_take_is_not_proposed_again() -> None:
 def test_what_is_said_without_the_line_is_never_more_than_with_it(make: Any) -> None:
     ours, _ = proposer(make)
     for place in range(len(ours.combinations)):
-        assert ours._at_least(place) <= ours._base(place) * (1 + 1e-9)
+        assert ours.at_least(place) <= ours._base(place) * (1 + 1e-9)
 
 
 def test_the_costs_of_levers_add_up_to_those_of_the_step() -> None:
@@ -108,8 +111,42 @@ def test_what_lost_says_what_it_takes_off_the_peak() -> None:
     lowest = ours.lowest("reordered", 1.0)
     assert lowest is not None
     untouched = Proposal(ours.combinations[0], Table({}, plain.peak_bytes, 0.0), 1.0, plain.process_high_bytes)
-    (lost,) = alternatives(plain, untouched, Proposals(1.0, [untouched, lowest]))
+    (lost,) = alternatives(plain, untouched, Proposals(1.0, [untouched, lowest]), ())
     assert lost.saves_bytes == plain.peak_bytes - lowest.peak_bytes > 0
+
+
+@pytest.mark.parametrize(
+    ("seconds", "looked_at", "words"),
+    [
+        (1.12, False, "slower by 12 % or more, whichever results are kept"),
+        (1.01, True, "no faster, whichever results are kept"),
+        (inf, True, "does not fit, whichever results are kept: the peak stays 3.00 MiB too high, or more"),
+        (0.9, True, "nothing that fits was found in the time; it could be faster by 10 % at most"),
+        (0.9, False, "not looked at, the time was over; it could be faster by 10 % at most"),
+    ],
+)
+def test_what_no_plan_was_found_for_says_why(seconds: float, looked_at: bool, words: str) -> None:
+    ours, _ = proposer(convolutional_3d)
+    whole, *_, parts = ours.combinations
+    winner = Proposal(whole, Table({}, whole.whole.peak_bytes, 0.0), 1.0, whole.whole.process_high_bytes)
+    (lost,) = alternatives(whole.whole, winner, Proposals(1.0, [winner]), [Unchosen(parts, seconds, 3 * MIB, looked_at)])
+    assert (lost.name, lost.option) == ("microbatch", parts.options[0].name) and lost.rejected_because == words
+    assert lost.saves_bytes is lost.costs_seconds is None  # nobody weighed it
+
+
+def test_the_most_promising_of_what_was_skipped_come_first() -> None:
+    """Under a limit that whole batches cannot keep, the winner divides the batch; the others say why they were left out."""
+    levers = {word: LEVERS[word] for word in ("saved", "microbatch", "optimizer")}
+    ours = Proposer(seen(convolutional_3d()), levers, "reordered", SPEEDS)
+    limit = Proposer(seen(convolutional_3d()), levers, "reordered", SPEEDS)._search(0).floor - 1
+    winner, *others = ours.propose(lambda combination: limit, 0.3).fitting
+    assert "microbatch" in winner.combination.words
+    found = compared(ours, winner, [winner, *others], lambda combination: limit, 1.0).unchosen
+    first = {other.combination.words: other for other in found}
+    assert first[frozenset()].seconds == inf and first[frozenset()].excess == 1
+    assert len(first) == len(found)  # one of each set of levers
+    assert winner.combination.options not in [other.combination.options for other in found]
+    assert not any(o.combination.words > winner.combination.words and o.seconds >= winner.seconds for o in found)
 
 
 def test_every_way_of_the_optimizer_is_weighed() -> None:
@@ -118,9 +155,6 @@ def test_every_way_of_the_optimizer_is_weighed() -> None:
     ledger = seen(Step(net, lambda m, x: m(x).pow(2).mean(), optimizer, torch.ones(2, 64)))
     found = {o.name for c in Proposer(ledger, {"optimizer": LEVERS["optimizer"]}, "reordered", SPEEDS).combinations for o in c.options}
     assert found == {"parameter by parameter", "fused", "step inside backward"}
-
-
-MIB = 2**20
 
 
 def with_loader(base: int = 1000 * MIB, **more: Any) -> Ledger:
