@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from memfit.ledger.findings.words import is_under
 from memfit.levers.lever import trace_of
 from memfit.levers.rewriting import rewritten
 from memfit.levers.saved.apply import apply_tables
@@ -68,7 +69,7 @@ def unread_inputs(line: Line) -> dict[int, str]:
     """Convolutions of frozen modules: they save an input that only their weight's gradient would need."""
     frozen = tuple(path for model in line.trace.models for path in model.frozen)
     found = {row.op for row in line.trace.saved if line.trace.ops[row.op].name == "aten.convolution.default"}
-    return {op: DROP for op in sorted(found) if any(_inside(line.trace.ops[op].module, path) for path in frozen)}
+    return {op: DROP for op in sorted(found) if any(is_under(line.trace.ops[op].module, path) for path in frozen)}
 
 
 def masks(line: Line) -> dict[int, str]:
@@ -78,10 +79,6 @@ def masks(line: Line) -> dict[int, str]:
 
 def _has_two_values(line: Line, s: int) -> bool:
     return line.trace.storages[s].dtype == "bool" or any("bernoulli_" in line.trace.ops[writer].name for writer in line.writers[s])
-
-
-def _inside(module: str, path: str) -> bool:
-    return path == "" or module == path or module.startswith(path + ".")
 
 
 def _large(line: Line) -> list[int]:
