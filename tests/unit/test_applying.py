@@ -92,6 +92,21 @@ def test_a_fitted_step_is_not_planned_for_nor_proven_nor_fitted_again(lever: Sma
     assert step.running == Running() and memfit.verify(step, plan, levers=levers).equivalent
 
 
+def test_an_empty_plan_is_a_plan_too_until_it_is_undone() -> None:
+    step = dense()
+    empty = apply_plan(step, plan_of(step), LEVERS)
+    with pytest.raises(MemfitError, match=r"This step is fitted already \(by an empty plan\)"):
+        apply_plan(step, plan_of(step, SPLIT), LEVERS)
+    empty()
+    assert step.running == Running()
+    split = apply_plan(step, plan_of(step, SPLIT), LEVERS)
+    empty()
+    with pytest.raises(MemfitError, match=r"This step is fitted already \(split\)"):
+        memfit.fit(step, "8GiB")
+    split()
+    assert step.running == Running()
+
+
 def test_an_unknown_lever_is_refused() -> None:
     step = dense()
     with pytest.raises(PlanError, match="a lever 'split', which this memfit does not have: upgrade memfit, or plan again"):

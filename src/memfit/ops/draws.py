@@ -95,7 +95,7 @@ class Drawn:
         return (*shape[:dim], shape[dim] // part * total, *shape[dim + 1 :]), dim
 
     def _scaled(self, shape: Sequence[int], part: int, batch: int) -> list[int]:
-        """The dimensions that are as much of the whole batch's as the part is; in one as large as that batch, those that may be samples'."""
+        """The dimensions that are as much of the whole batch's as the part is; where that is all of it, those that may hold samples."""
         pairs = enumerate(zip(shape, self.shape, strict=True))
         if part == batch:
             return [d for d, (mine, whole) in pairs if mine == whole > 0 and mine % batch == 0]
