@@ -9,7 +9,7 @@ from memfit.fingerprint import differences, fingerprint
 from memfit.levers import LEVERS, Lever, Undo
 from memfit.levers.settings import damage_in
 from memfit.records import Option, Plan, PlannedLever
-from memfit.step import Step
+from memfit.step import Step, device_of
 
 
 def apply_plan(step: Step, plan: Plan, levers: Mapping[str, Lever] = LEVERS) -> Undo:
@@ -34,7 +34,12 @@ def refuse_fitted(step: Step) -> None:
 
 
 def refuse_another_step(step: Step, plan: Plan) -> None:
-    """Raise PlanError with every difference when the plan was made for another step."""
+    """Raise PlanError with every difference when the plan was made for another step, or for another device."""
+    if plan.device not in ("", here := device_of(step)):
+        raise PlanError(
+            f"This plan was made for {plan.device}, and this step is on {here}, with other operators and other places for what is put "
+            f"away. Build the step on {plan.device}, or plan again for {here}."
+        )
     if found := differences(plan.step, fingerprint(step)):
         listed = "\n".join(f"  - {difference}" for difference in found)
         raise PlanError(f"This plan was made for another step:\n{listed}\nPlan again, for this step as it is now.")

@@ -260,6 +260,7 @@ class _Planning:
             reachable_bytes={**self._reachable(proposer, fitted.process_high_bytes)},
             planning_seconds=time.monotonic() - self.request.started,
             step=fingerprint(self.step),
+            device=self.plain.device,
             predicted_host_bytes=self.plain.process.host_bytes + put_on_host(winner),
             times=self._times(),
         )
@@ -282,6 +283,7 @@ def _empty(step: Step, request: Request, plain: Ledger) -> Plan:
         (),
         planning_seconds=seconds,
         step=fingerprint(step),
+        device=plain.device,
         predicted_host_bytes=plain.process.host_bytes,
     )
 

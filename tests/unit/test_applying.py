@@ -61,7 +61,7 @@ def test_another_step_is_refused_with_the_differences() -> None:
         apply_plan(replace(step, batch=torch.randn(4, 64)), plan_of(step, SPLIT), LEVERS)
     assert str(refused.value) == (
         "This plan was made for another step:\n"
-        "  - batch: float32 [32, 64] on cpu when planned, float32 [4, 64] on cpu now\n"
+        "  - batch: float32 [32, 64] when planned, float32 [4, 64] now\n"
         "Plan again, for this step as it is now."
     )
     assert step.running == Running()

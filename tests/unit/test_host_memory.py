@@ -115,6 +115,17 @@ def test_a_simulated_device_gives_up_what_waits_on_its_host() -> None:
     assert fitted.peak_bytes < 0.7 * plain.peak_bytes and abs(told.peak_bytes - fitted.peak_bytes) <= 0.02 * fitted.peak_bytes
 
 
+@pytest.mark.parametrize(("device", "word"), [("cpu", HOST), ("mps", HOST), ("mps", DISK)])
+def test_where_there_is_no_such_place_a_simulated_step_keeps_it_and_so_does_the_ledger(device: str, word: str) -> None:
+    step = deep(4)
+    plain = memfit.profile(step, simulate=True, device=device)
+    assert plain.trace is not None
+    option = table_option(plain.trace, dict.fromkeys(line_of(plain.trace).made, word), "everything put away")
+    with LEVERS["saved"].apply(step, option):
+        assert memfit.profile(step, simulate=True, device=device).peak_bytes == plain.peak_bytes
+    assert LEVERS["saved"].rewrite(plain, option).peak_bytes == plain.peak_bytes
+
+
 def test_on_a_cpu_what_is_meant_for_the_host_is_where_it_is() -> None:
     step = deep(4)
     ledger = seen(step)

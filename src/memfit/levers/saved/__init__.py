@@ -11,6 +11,7 @@ from memfit.ledger.findings.words import is_under
 from memfit.levers.lever import trace_of
 from memfit.levers.rewriting import rewritten
 from memfit.levers.saved.apply import apply_tables
+from memfit.levers.saved.elsewhere import has_place
 from memfit.levers.saved.line import Line, line_of
 from memfit.levers.saved.rewriting import with_remakings
 from memfit.levers.saved.schedule import schedule
@@ -53,7 +54,8 @@ class SavedLever:
     def rewrite(self, ledger: Ledger, option: Option) -> Ledger:
         """The time line with remakings in it."""
         line = line_of(trace_of(ledger))
-        return rewritten(ledger, with_remakings(line, schedule(line, ops_of(line.trace, tables_of(option.settings)))))
+        ops = {op: do for op, do in ops_of(line.trace, tables_of(option.settings)).items() if has_place(line.trace.device, do)}
+        return rewritten(ledger, with_remakings(line, schedule(line, ops)))
 
     def apply(self, step: Step, option: Option) -> Undo:
         """Hooks around the losses; no model is changed."""
