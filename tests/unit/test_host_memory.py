@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from torch import nn
 
 import memfit
-from memfit import Infeasible, MemfitError, Plan, Step
+from memfit import Infeasible, Ledger, MemfitError, Plan, Step, applying, given_plan, planning
 from memfit.capture import speeds
 from memfit.levers import LEVERS
 from memfit.levers.saved import table_option
@@ -72,6 +73,26 @@ def test_the_host_budget_holds() -> None:
     limit = much - 24 * _MIB
     plan = planned(step, "cuda", limit)
     assert HOST in words(plan) and words(plan) != {HOST} and plan.predicted_host_bytes <= limit < much
+
+
+@pytest.mark.usefixtures("fast_host")
+@pytest.mark.parametrize("grown", [0, 64 * _MIB])
+def test_the_host_budget_holds_for_a_plan_that_was_made_before_the_process_grew(grown: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    step = deep()
+    plan, real = planned(step, "cuda"), given_plan.profile
+
+    def on_card(step: Step, **asked: Any) -> Ledger:
+        ledger = real(step, **asked | {"device": "cuda"})
+        return replace(ledger, process=replace(ledger.process, host_bytes=ledger.process.host_bytes + grown))
+
+    monkeypatch.setattr(given_plan, "profile", on_card)
+    monkeypatch.setattr(given_plan, "captured", lambda *asked: planning.captured(*asked, device="cuda"))
+    monkeypatch.setattr(applying, "device_of", lambda step: "cuda")
+    now = plan.predicted_host_bytes + grown
+    found = given_plan.given(plan, step, "64GiB", levers=SAVED, host_budget=now + 16 * _MIB)  # libraries settle while a process runs
+    assert abs(found.plan.predicted_host_bytes - now) < 16 * _MIB
+    with pytest.raises(Infeasible, match=r"would take up to .* of the host's memory, and the budget is"):
+        given_plan.given(plan, step, "64GiB", levers=SAVED, host_budget=now - 16 * _MIB)
 
 
 def test_a_host_budget_below_what_the_process_takes_anyway_is_an_honest_no() -> None:

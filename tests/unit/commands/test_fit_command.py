@@ -144,6 +144,14 @@ def test_a_plan_that_was_written_is_applied_later(capfd: pytest.CaptureFixture[s
     assert said["plan"]["feasible"] is False and said["reason"].startswith("With this plan the step would take up to ")
 
 
+def test_a_plan_for_another_device_is_one_message_and_exit_2(capfd: pytest.CaptureFixture[str]) -> None:
+    assert run(["plan", "train.py:build", "--budget", "16GiB", "--device", "cuda", "-o", "plan.json"]) == 0
+    capfd.readouterr()
+    assert run(["fit", "train.py:build", "--budget", "16GiB", "--plan", "plan.json", "--json"]) == 2
+    out, err = capfd.readouterr()
+    assert out == "" and "This plan was made for cuda, and this step is on cpu" in err and err.endswith("or plan again for cpu.\n")
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
