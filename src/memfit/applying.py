@@ -8,7 +8,7 @@ from memfit.errors import MemfitError, PlanError
 from memfit.fingerprint import differences, fingerprint
 from memfit.levers import LEVERS, Lever, Undo
 from memfit.levers.settings import damage_in
-from memfit.records import Option, Plan, PlannedLever
+from memfit.records import EXACTNESS, Option, Plan, PlannedLever
 from memfit.step import Step, device_of
 
 
@@ -48,7 +48,8 @@ def refuse_another_step(step: Step, plan: Plan) -> None:
 def refuse_damaged(plan: Plan) -> None:
     """Raise PlanError when a row of the plan lacks what its lever works with: its file was edited, or cut short."""
     for lever in plan.levers:
-        if damage := damage_in(lever.name, lever.settings):
+        damage = damage_in(lever.name, lever.settings) if lever.exactness in EXACTNESS else f"its exactness is {lever.exactness!r}"
+        if damage:
             raise PlanError(f"The plan's {lever.name} is damaged: {damage}. Plan again, and leave the file as memfit plan wrote it.")
 
 
