@@ -96,7 +96,7 @@ def test_steps_and_limit_are_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:
         (["train.py:build", "--plan", "odd_size.json"], "The plan's microbatch is damaged: 'size' is 'x'. Plan again"),
         (["train.py:build", "--plan", "odd_table.json"], "The plan's saved is damaged: its settings cannot be read"),
         (["train.py:build", "--plan", "odd_how.json"], "The plan's optimizer is damaged: 'how' is 'foo'. Plan again"),
-        (["train.py:without_values", "--plan", "plan.json"], "This plan was made for another step"),
+        (["train.py:without_values", "--plan", "plan.json"], "its tensors are on meta and hold no values"),
         (["train.py:wider", "--plan", "plan.json"], "This plan was made for another step:\n  - model.weight: 1 tensor, 4 values"),
         (["train.py:build", "--plan", "unknown.json"], "a lever 'unknown', which this memfit does not have"),
         (["train.py:build"], "Missing option '--plan'"),
