@@ -8,8 +8,8 @@ from memfit.errors import MemfitError, PlanError
 from memfit.fingerprint import differences, fingerprint
 from memfit.levers import LEVERS, Lever, Undo
 from memfit.levers.settings import damage_in
-from memfit.records import Option, Plan, PlannedLever
-from memfit.step import Step
+from memfit.records import EXACTNESS, Option, Plan, PlannedLever
+from memfit.step import Step, device_of
 
 
 def apply_plan(step: Step, plan: Plan, levers: Mapping[str, Lever] = LEVERS) -> Undo:
@@ -18,22 +18,28 @@ def apply_plan(step: Step, plan: Plan, levers: Mapping[str, Lever] = LEVERS) -> 
     refuse_another_step(step, plan)
     refuse_damaged(plan)
     undo = apply_levers(step, plan.levers, levers)
-    step.running.planned += [lever.name for lever in plan.levers]
-    undo.then(step.running.planned.clear)
+    step.running.planned = [lever.name for lever in plan.levers]
+    undo.then(setattr, step.running, "planned", None)
     return undo
 
 
 def refuse_fitted(step: Step) -> None:
     """Raise MemfitError where a plan is on already: compared with such a step, nothing would be proven of the plain one."""
-    if step.running.planned:
+    if step.running.planned is not None:
+        which = ", ".join(step.running.planned) or "by an empty plan"
         raise MemfitError(
-            f"This step is fitted already ({', '.join(step.running.planned)}), so there is no plain step to plan for or to compare with: "
-            "undo the first fit (fitted.undo()), then try again."
+            f"This step is fitted already ({which}), so there is no plain step to plan for or to compare with: undo the first fit "
+            "(fitted.undo()), then try again."
         )
 
 
 def refuse_another_step(step: Step, plan: Plan) -> None:
-    """Raise PlanError with every difference when the plan was made for another step."""
+    """Raise PlanError with every difference when the plan was made for another step, or for another device."""
+    if plan.device not in ("", here := device_of(step)):
+        raise PlanError(
+            f"This plan was made for {plan.device}, and this step is on {here}, with other operators and other places for what is put "
+            f"away. Build the step on {plan.device}, or plan again for {here}."
+        )
     if found := differences(plan.step, fingerprint(step)):
         listed = "\n".join(f"  - {difference}" for difference in found)
         raise PlanError(f"This plan was made for another step:\n{listed}\nPlan again, for this step as it is now.")
@@ -42,7 +48,8 @@ def refuse_another_step(step: Step, plan: Plan) -> None:
 def refuse_damaged(plan: Plan) -> None:
     """Raise PlanError when a row of the plan lacks what its lever works with: its file was edited, or cut short."""
     for lever in plan.levers:
-        if damage := damage_in(lever.name, lever.settings):
+        damage = damage_in(lever.name, lever.settings) if lever.exactness in EXACTNESS else f"its exactness is {lever.exactness!r}"
+        if damage:
             raise PlanError(f"The plan's {lever.name} is damaged: {damage}. Plan again, and leave the file as memfit plan wrote it.")
 
 

@@ -151,11 +151,12 @@ class _Run:
     weight: Callable[..., float] | None
     chunking: Chunking
     parameters: tuple[torch.Tensor, ...]
+    followed: bool = field(default_factory=torch.is_grad_enabled, init=False)  # by autograd
 
     def loss(self) -> torch.Tensor:
-        needing = [t for _, t in tensors_in(self.arguments) if t.requires_grad] if torch.is_grad_enabled() else []
+        needing = [t for _, t in tensors_in(self.arguments) if t.requires_grad] if self.followed else []
         inputs = list({id(t): t for t in needing}.values())
-        parameters = self.parameters if torch.is_grad_enabled() else ()
+        parameters = self.parameters if self.followed else ()
         if not inputs and not parameters:
             return self.differentiated([], [])[0]
         return _Differentiated.apply(self, len(inputs), *inputs, *parameters)  # type: ignore[no-untyped-call, no-any-return]
@@ -205,9 +206,9 @@ class _Run:
         leaves = {id(t): part(t).detach().requires_grad_(t.requires_grad) for t in inputs}
         listed = map_samples(lambda t: t, lambda entries: entries[start : start + count], self.arguments, total, places)
         arguments = map_tensors(lambda t: leaves[id(t)] if id(t) in leaves else part(t), listed)
-        with torch.set_grad_enabled(bool(gradients)), turns.loss():
+        with torch.set_grad_enabled(self.followed), turns.loss():
             loss = self.decode_and_loss(*arguments)
-            _check(loss, [*leaves.values(), *parameters] if gradients else None)
+            _check(loss, [*leaves.values(), *parameters])
             loss = loss * share
         if gradients and loss.requires_grad:
             with _graph_of_its_own(), ExitStack() as entered:
@@ -235,12 +236,11 @@ class _Differentiated(torch.autograd.Function):
         return None, None, *(gradient * scale for gradient in ctx.saved_tensors)
 
 
-def _check(loss: Any, given: list[torch.Tensor] | None) -> None:
+def _check(loss: Any, given: list[torch.Tensor]) -> None:
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
         shape = f"has shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else f"is a {type(loss).__name__}"
         raise MemfitError(f"memfit.chunked needs a scalar from decode_and_loss, the mean over its chunk; what it gave {shape}.")
-    stranger = None if given is None else unlisted_leaf(loss, given)
-    if stranger is not None:
+    if (stranger := unlisted_leaf(loss, given)) is not None:
         raise MemfitError(
             f"memfit.chunked would lose a gradient: decode_and_loss depends on a trained tensor of shape {tuple(stranger.shape)} "
             "that it was not told of. Give the module or tensor as parameters=, pass it as an argument, or freeze it."

@@ -1,8 +1,12 @@
-"""Readable facts that tell one training step from another: a plan carries them and is refused by a step that has others."""
+"""Readable facts that tell one training step from another: a plan carries them and is refused by a step that has others.
+
+Where a step is built is none of them: a plan may be made on one machine for the device of another.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterator, Mapping
 
 import torch
@@ -11,6 +15,8 @@ from torch.optim import Optimizer
 
 from memfit.batches import tensors_in
 from memfit.step import Phase, Step
+
+_OF_A_DEVICE = re.compile(r" on \w+$")  # earlier plans told it of every tensor
 
 
 def fingerprint(step: Step) -> dict[str, str]:
@@ -21,7 +27,7 @@ def fingerprint(step: Step) -> dict[str, str]:
     >>> [f"{fact}: {value}" for fact, value in fingerprint(step).items()][1:3]
     ['model: Sequential, training', 'model.0: 2 tensors, 10 values, 10 trained, digest 4ff670d2']
     """
-    facts = {"torch": str(torch.__version__)}
+    facts = {"torch": _without_device("torch", torch.__version__)}
     for name, model in step.models.items():
         facts.update(_model_facts(f"model {name}" if name else "model", model))
     facts.update({path: _tensor_fact(t) for path, t in tensors_in(step.batch)})
@@ -39,8 +45,13 @@ def differences(planned: Mapping[str, str], now: Mapping[str, str]) -> list[str]
     return [
         f"{fact}: {planned.get(fact, 'not there')} when planned, {now.get(fact, 'not there')} now"
         for fact in dict.fromkeys((*planned, *now))
-        if planned.get(fact) != now.get(fact)
+        if _without_device(fact, planned.get(fact, "")) != _without_device(fact, now.get(fact, ""))
     ]
+
+
+def _without_device(fact: str, value: str) -> str:
+    """torch's version ends in what it was built for."""
+    return value.partition("+")[0] if fact == "torch" else _OF_A_DEVICE.sub("", value)
 
 
 def _model_facts(word: str, model: nn.Module) -> Iterator[tuple[str, str]]:
@@ -56,13 +67,13 @@ def _model_facts(word: str, model: nn.Module) -> Iterator[tuple[str, str]]:
 def _part_fact(tensors: list[tuple[str, torch.Tensor]]) -> str:
     values = sum(t.numel() for _, t in tensors)
     trained = sum(t.numel() for _, t in tensors if t.requires_grad)
-    lines = sorted(f"{name} {_tensor_fact(t)} {t.requires_grad}" for name, t in tensors)
+    lines = sorted(f"{name} {_tensor_fact(t)} on cpu {t.requires_grad}" for name, t in tensors)  # as earlier plans had it, wherever it is
     digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()[:8]
     return f"{len(tensors)} tensor{'s' * (len(tensors) > 1)}, {values:,} values, {trained:,} trained, digest {digest}"
 
 
 def _tensor_fact(tensor: torch.Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)} on {tensor.device.type}"
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
 
 
 def _phase_fact(phase: Phase) -> str:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from memfit.applying import option_of, refuse_another_step, refuse_damaged
 from memfit.capture.process import warmed_up_once
 from memfit.errors import Infeasible, PlanError
-from memfit.host_memory import host_room_of
+from memfit.host_memory import host_room_of, put_on_host_by
 from memfit.levers import LEVERS, Lever
 from memfit.planner.combining import is_allowed
 from memfit.planning import Planned, captured, refuse_unknown_exactness
@@ -38,10 +38,16 @@ def given(
     plain = plain if first is None else warmed_up_once(plain, first)
     progress("capturing the plan with simulated tensors")
     fitted = captured(step, plan.levers, levers, plain)
-    plan = replace(plan, budget_bytes=budget_bytes, predicted_peak_bytes=fitted.peak_bytes, predicted_process_bytes=fitted.process_bytes)
+    on_host = put_on_host_by(plan.levers, fitted)
+    plan = replace(
+        plan,
+        budget_bytes=budget_bytes,
+        predicted_peak_bytes=fitted.peak_bytes,
+        predicted_process_bytes=fitted.process_bytes,
+        predicted_host_bytes=plain.process.host_bytes + on_host,
+    )
     if fitted.process_high_bytes > budget_bytes:
         raise _too_much(plan, "", fitted.process_high_bytes, budget_bytes)
-    on_host = plan.predicted_host_bytes - plain.process.host_bytes
     if on_host > host_room_of(plain, host_budget):
         raise _too_much(plan, " of the host's memory", plan.predicted_host_bytes, parse_bytes(host_budget or 0))
     return Planned(plan, plain, fitted)

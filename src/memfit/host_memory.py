@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from math import inf
 
 from memfit.errors import Infeasible, MemfitError
-from memfit.levers.saved.table import HOST
+from memfit.levers.lever import trace_of
+from memfit.levers.saved.elsewhere import has_place
+from memfit.levers.saved.table import HOST, ops_of, tables_of
 from memfit.planner.proposing import Proposal
-from memfit.records import Ledger
+from memfit.records import Ledger, PlannedLever
 from memfit.units import format_bytes, parse_bytes
 
 
@@ -33,7 +36,16 @@ def host_room_of(plain: Ledger, host_budget: str | int | None) -> float:
 
 def put_on_host(proposal: Proposal) -> int:
     """What a proposal puts there, taken to be there at once."""
-    trace = proposal.combination.ledger.trace
-    assert trace is not None
-    away = (s for op, do in proposal.table.ops.items() if do == HOST for s in trace.ops[op].outputs if trace.storages[s].born == op)
-    return sum(trace.storages[s].bytes for s in away)
+    return _put_there(proposal.combination.ledger, proposal.table.ops)
+
+
+def put_on_host_by(rows: Iterable[PlannedLever], fitted: Ledger) -> int:
+    """The same of a plan, by the ledger of the step that has it on."""
+    tables = (tables_of(row.settings) for row in rows if row.name == "saved")
+    return sum(_put_there(fitted, ops_of(trace_of(fitted), table)) for table in tables)
+
+
+def _put_there(ledger: Ledger, ops: Mapping[int, str]) -> int:
+    trace = trace_of(ledger)
+    away = (s for op, do in ops.items() if do == HOST for s in trace.ops[op].outputs if trace.storages[s].born == op)
+    return sum(trace.storages[s].bytes for s in away) if has_place(trace.device, HOST) else 0

@@ -256,6 +256,7 @@ class _Planning:
             levers=tuple(rows_of(options)),
             planning_seconds=time.monotonic() - self.request.started,
             step=fingerprint(self.step),
+            device=self.plain.device,
             predicted_host_bytes=self.plain.process.host_bytes + put_on_host(winner),
             times=self._times(),
         )
@@ -309,6 +310,7 @@ def _empty(step: Step, request: Request, plain: Ledger) -> Plan:
         (),
         planning_seconds=seconds,
         step=fingerprint(step),
+        device=plain.device,
         predicted_host_bytes=plain.process.host_bytes,
         not_weighed=dict.fromkeys(EXACTNESS, "the step fits as it is"),
     )

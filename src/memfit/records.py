@@ -263,6 +263,7 @@ class Plan(Record):
     planning_seconds: float = 0.0
     step: dict[str, str] = field(default_factory=dict)  # readable facts that tell the step it was made for
     predicted_host_bytes: int = 0  # where the device has memory of its own: of the host's, with what is put away there
+    device: str = ""  # what it was made for; "": an earlier plan, for where its step was
     times: str = ""  # what costs rest on: "measured" on this machine op by op, "measured in part", "estimated"; "" where nothing costs
     gap: float | None = None  # no plan that was weighed and fits takes less than 1 - gap of its seconds; None: nothing was weighed
     not_weighed: dict[str, str] = field(default_factory=dict)  # why a class in reachable_bytes has none

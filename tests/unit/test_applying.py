@@ -61,7 +61,7 @@ def test_another_step_is_refused_with_the_differences() -> None:
         apply_plan(replace(step, batch=torch.randn(4, 64)), plan_of(step, SPLIT), LEVERS)
     assert str(refused.value) == (
         "This plan was made for another step:\n"
-        "  - batch: float32 [32, 64] on cpu when planned, float32 [4, 64] on cpu now\n"
+        "  - batch: float32 [32, 64] when planned, float32 [4, 64] now\n"
         "Plan again, for this step as it is now."
     )
     assert step.running == Running()
@@ -90,6 +90,21 @@ def test_a_fitted_step_is_not_planned_for_nor_proven_nor_fitted_again(lever: Sma
     assert memfit.profile(step).peak_bytes > 0  # what the fitted step takes may be asked
     undo()
     assert step.running == Running() and memfit.verify(step, plan, levers=levers).equivalent
+
+
+def test_an_empty_plan_is_a_plan_too_until_it_is_undone() -> None:
+    step = dense()
+    empty = apply_plan(step, plan_of(step), LEVERS)
+    with pytest.raises(MemfitError, match=r"This step is fitted already \(by an empty plan\)"):
+        apply_plan(step, plan_of(step, SPLIT), LEVERS)
+    empty()
+    assert step.running == Running()
+    split = apply_plan(step, plan_of(step, SPLIT), LEVERS)
+    empty()
+    with pytest.raises(MemfitError, match=r"This step is fitted already \(split\)"):
+        memfit.fit(step, "8GiB")
+    split()
+    assert step.running == Running()
 
 
 def test_an_unknown_lever_is_refused() -> None:

@@ -75,6 +75,17 @@ def test_a_trained_tensor_it_was_not_told_of_is_refused() -> None:
     assert memfit.chunked(lambda z: head(z).mean(), z).requires_grad  # whole, autograd does it
 
 
+@pytest.mark.parametrize("size", [2, 4, 9])
+def test_a_trained_tensor_is_refused_as_well_where_no_argument_needs_a_gradient(size: int) -> None:
+    head, z = nn.Linear(3, 1).double(), torch.randn(4, 3, dtype=torch.float64)
+    with pytest.raises(memfit.MemfitError, match="would lose a gradient"):
+        head.weight.sum() + memfit.chunked(lambda z: head(z).mean(), z, size=size)
+    told = memfit.chunked(lambda z: head(z).mean(), z, size=size, parameters=head)
+    assert close(gradients(told, *head.parameters()), gradients(head(z).mean(), *head.parameters()))
+    head.requires_grad_(False)
+    assert not memfit.chunked(lambda z: head(z).mean(), z, size=size).requires_grad
+
+
 def test_a_tensor_computed_outside_from_what_is_trained_is_to_be_an_argument() -> None:
     head, z = nn.Linear(3, 3).double(), torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
     shift = head(torch.ones(3, dtype=torch.float64)).tanh()

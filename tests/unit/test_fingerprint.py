@@ -8,6 +8,7 @@ from torch import nn
 
 from memfit import Step
 from memfit.fingerprint import differences, fingerprint
+from memfit.step import device_of
 from small_steps import SMALL_STEPS, dense, two_phases
 
 
@@ -31,7 +32,28 @@ def changed(**what: object) -> list[str]:
 
 
 def test_another_batch_is_told() -> None:
-    assert changed(batch=torch.randn(8, 64)) == ["batch: float32 [32, 64] on cpu when planned, float32 [8, 64] on cpu now"]
+    assert changed(batch=torch.randn(8, 64)) == ["batch: float32 [32, 64] when planned, float32 [8, 64] now"]
+
+
+def test_where_a_step_is_built_does_not_change_what_it_is() -> None:
+    here, there = (made_on(device) for device in ("cpu", "meta"))
+    assert device_of(there) == "meta" and fingerprint(here) == fingerprint(there)
+
+
+def made_on(device: str) -> Step:
+    net = nn.Linear(4, 4, device=device)
+    return Step(net, lambda m, x: m(x).mean(), torch.optim.SGD(net.parameters(), 0.1), torch.ones(2, 4, device=device))
+
+
+def test_builds_of_one_torch_for_several_devices_are_one_torch() -> None:
+    assert "+" not in fingerprint(dense())["torch"]
+    assert not differences({"torch": "2.9.0+cpu"}, {"torch": "2.9.0"}) and differences({"torch": "2.9.0"}, {"torch": "2.9.1"})
+
+
+def test_what_only_looks_like_a_build_or_a_device_is_told() -> None:
+    assert changed(clip_grad_norm=1e6) and differences(
+        fingerprint(replace(dense(), clip_grad_norm=1e6)), fingerprint(replace(dense(), clip_grad_norm=1e7))
+    )
 
 
 def test_another_optimizer_is_told() -> None:

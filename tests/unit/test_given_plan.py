@@ -46,6 +46,26 @@ def test_a_plan_for_another_step_is_refused_with_the_differences() -> None:
         memfit.fit(transformer(), ENOUGH, plan=pinned(dense()))
 
 
+def test_a_plan_for_another_device_is_refused_with_the_way_out() -> None:
+    step = dense()
+    plan = memfit.plan(step, ENOUGH, device="cuda:0")
+    assert plan.device == "cuda" and memfit.plan(step, ENOUGH).device == "cpu"
+    for use in (lambda: memfit.fit(step, ENOUGH, plan=plan), lambda: memfit.verify(step, plan)):
+        with pytest.raises(
+            PlanError, match=r"^This plan was made for cuda, and this step is on cpu.*\. Build the step on cuda, or plan"
+        ) as no:
+            use()
+        assert no.value.exit_code == 2
+
+
+def test_a_plan_that_knows_no_device_is_one_for_where_the_step_is() -> None:
+    step = dense()
+    told = {k: v for k, v in memfit.plan(step, ENOUGH).to_dict().items() if k != "device"}
+    told["step"] = {fact: f"{value} on cpu" if fact == "batch" else value for fact, value in told["step"].items()}
+    told["step"]["torch"] += "+cpu"
+    assert Plan.from_dict(told).device == "" and memfit.fit(step, ENOUGH, plan=Plan.from_dict(told)).verdict.equivalent
+
+
 def test_a_plan_that_does_not_fit_is_a_no_that_names_it() -> None:
     step = dense()
     with pytest.raises(Infeasible, match=r"With this plan the step would take up to .* and the budget is 8\.00 MiB\. Plan again") as no:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from torch import nn
 
 import memfit
-from memfit import Infeasible, MemfitError, Plan, Step
+from memfit import Infeasible, Ledger, MemfitError, Plan, Step, applying, given_plan, planning
 from memfit.capture import speeds
 from memfit.levers import LEVERS
 from memfit.levers.saved import table_option
@@ -74,6 +75,26 @@ def test_the_host_budget_holds() -> None:
     assert HOST in words(plan) and words(plan) != {HOST} and plan.predicted_host_bytes <= limit < much
 
 
+@pytest.mark.usefixtures("fast_host")
+@pytest.mark.parametrize("grown", [0, 64 * _MIB])
+def test_the_host_budget_holds_for_a_plan_that_was_made_before_the_process_grew(grown: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    step = deep()
+    plan, real = planned(step, "cuda"), given_plan.profile
+
+    def on_card(step: Step, **asked: Any) -> Ledger:
+        ledger = real(step, **asked | {"device": "cuda"})
+        return replace(ledger, process=replace(ledger.process, host_bytes=ledger.process.host_bytes + grown))
+
+    monkeypatch.setattr(given_plan, "profile", on_card)
+    monkeypatch.setattr(given_plan, "captured", lambda *asked: planning.captured(*asked, device="cuda"))
+    monkeypatch.setattr(applying, "device_of", lambda step: "cuda")
+    now = plan.predicted_host_bytes + grown
+    found = given_plan.given(plan, step, "64GiB", levers=SAVED, host_budget=now + 16 * _MIB)  # libraries settle while a process runs
+    assert abs(found.plan.predicted_host_bytes - now) < 16 * _MIB
+    with pytest.raises(Infeasible, match=r"would take up to .* of the host's memory, and the budget is"):
+        given_plan.given(plan, step, "64GiB", levers=SAVED, host_budget=now - 16 * _MIB)
+
+
 def test_a_host_budget_below_what_the_process_takes_anyway_is_an_honest_no() -> None:
     with pytest.raises(Infeasible, match=r"host budget of 1\.00 MiB: interpreter, libraries and loader workers take"):
         planned(deep(2), "cuda", "1MiB")
@@ -113,6 +134,17 @@ def test_a_simulated_device_gives_up_what_waits_on_its_host() -> None:
         fitted = memfit.profile(step, simulate=True, device="cuda")
     told = LEVERS["saved"].rewrite(plain, option)
     assert fitted.peak_bytes < 0.7 * plain.peak_bytes and abs(told.peak_bytes - fitted.peak_bytes) <= 0.02 * fitted.peak_bytes
+
+
+@pytest.mark.parametrize(("device", "word"), [("cpu", HOST), ("mps", HOST), ("mps", DISK)])
+def test_where_there_is_no_such_place_a_simulated_step_keeps_it_and_so_does_the_ledger(device: str, word: str) -> None:
+    step = deep(4)
+    plain = memfit.profile(step, simulate=True, device=device)
+    assert plain.trace is not None
+    option = table_option(plain.trace, dict.fromkeys(line_of(plain.trace).made, word), "everything put away")
+    with LEVERS["saved"].apply(step, option):
+        assert memfit.profile(step, simulate=True, device=device).peak_bytes == plain.peak_bytes
+    assert LEVERS["saved"].rewrite(plain, option).peak_bytes == plain.peak_bytes
 
 
 def test_on_a_cpu_what_is_meant_for_the_host_is_where_it_is() -> None:

@@ -39,10 +39,12 @@ class Device:
         unset = [g for g in groups if "foreach" in g and g["foreach"] is None and not g.get("fused")]
         for group in unset:
             group["foreach"] = True
+        step.running.simulated_on = self.name
         try:
             with self.kernels():
                 yield
         finally:
+            step.running.simulated_on = None
             for group in unset:
                 group["foreach"] = None
 

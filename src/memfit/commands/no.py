@@ -1,4 +1,4 @@
-"""An honest no for scripts: with --json it is one object on standard output, with the keys that a yes would have."""
+"""An honest no for scripts: with --json it is one object on standard output, with the keys that a yes would have; null is not known."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ import click
 
 from memfit.commands.screen import stdout_for_json
 from memfit.errors import Infeasible, NotEquivalent
-from memfit.records import Plan
+from memfit.records import Ledger, Plan
+
+_AFTER_A_PROFILES = ("baseline", "slowdown", "slowdown_is", "slowdown_on_sample", "plan", "verdict", "steps", "losses", "reason")
 
 
 @contextlib.contextmanager
@@ -23,7 +25,8 @@ def answer_for_json(schema: str, budget: int) -> Iterator[None]:
     except (Infeasible, NotEquivalent) as no:
         plan = no_plan(no, budget) if no.plan is None and isinstance(no, Infeasible) else no.plan and no.plan.to_dict()
         verdict = no.verdict.to_dict() if isinstance(no, NotEquivalent) and no.verdict else None
-        click.echo(json.dumps({"schema": schema, "plan": plan, "verdict": verdict, "reason": str(no)}))
+        said = {"schema": schema, "plan": plan, "verdict": verdict, "reason": str(no)}
+        click.echo(json.dumps(dict.fromkeys(("schema", *Ledger.keys(), *_AFTER_A_PROFILES)) | said))
         raise click.exceptions.Exit(no.exit_code) from no
 
 

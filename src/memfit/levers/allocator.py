@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +13,7 @@ from memfit.ledger.timeline import live_bytes
 from memfit.levers.allocator_holes import SECONDS_OF_A_CALL, HolesGivenBack, with_few_holes
 from memfit.levers.glibc import give_back_at_once, of_glibc, set_variable
 from memfit.levers.lever import CannotApply, trace_of
+from memfit.levers.reading import Damaged, at_least, between, is_true, one_of, reader
 from memfit.levers.rewriting import rewritten
 from memfit.levers.undo import Undo
 from memfit.records import Ledger, Option, Process, Trace
@@ -25,6 +26,22 @@ _HOLES = 1 / 16  # of what is in use, that are left
 _LEFT_BY_TRIMMING = 0.6  # of the likely slack: measured, 0 to 0.63
 _CUDA_SETTINGS = ("expandable_segments:True", "max_split_size_mb:128")
 _CUDA_VARIABLE = "PYTORCH_CUDA_ALLOC_CONF"
+_MOST_THRESHOLD = 2**31 - 1  # that glibc takes
+
+_WAYS = {
+    "holes": between(0),
+    "threshold": at_least(0, _MOST_THRESHOLD),
+    "trim": is_true,
+    "cuda": one_of(*_CUDA_SETTINGS),
+    "mps": is_true,
+}
+
+
+def read_settings(settings: Mapping[str, Any]) -> None:
+    """Of an edited file: one way to act, and no other."""
+    reader({}, _WAYS)(settings)
+    if len(settings) != 1:
+        raise Damaged(f"it needs one of {', '.join(_WAYS)}, and has {len(settings)}")
 
 
 class AllocatorLever:

@@ -7,11 +7,13 @@ from dataclasses import fields
 
 from memfit.errors import MemfitError
 from memfit.levers.lever import CannotApply
+from memfit.levers.reading import is_word, reader
 from memfit.levers.undo import Undo
 from memfit.records import Ledger, Option
 from memfit.step import Step
 
 _STAYS = ("running", "variants")
+read_settings = reader({"variant": is_word})
 
 
 class ArchitectureLever:

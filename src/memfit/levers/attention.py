@@ -13,10 +13,13 @@ from memfit.levers.attention_adapters import AttentionAdapter, adapter_of, eager
 from memfit.levers.attention_trace import without_maps
 from memfit.levers.forwards import exchange_attribute, modules_of
 from memfit.levers.lever import CannotApply, trace_of
+from memfit.levers.reading import are_words, at_least, reader
 from memfit.levers.undo import Undo
 from memfit.ops.attention import Attend, fused_attention, in_chunks_of, rows_for
 from memfit.records import Ledger, Option
 from memfit.step import Step
+
+read_settings = reader({"rows": at_least(0), "modules": are_words, "sdpa": are_words})
 
 _DESCRIBED: dict[type[nn.Module], AttentionAdapter] = {}
 

@@ -40,7 +40,7 @@ def regions(trace: Trace) -> list[Region]:
 
 
 def _is_of(call: Call, op: Op) -> bool:
-    return call.first <= (op.forward or -1) <= call.last
+    return op.forward is not None and call.first <= op.forward <= call.last
 
 
 def _adds_to_the_rest(trace: Trace, call: Call, op: Op) -> bool:

@@ -8,7 +8,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -19,6 +19,8 @@ from torch import nn
 from memfit.errors import MemfitError
 from memfit.levers.lever import CannotApply, trace_of
 from memfit.levers.microbatch import MicroBatch
+from memfit.levers.microbatch import read_settings as read_split
+from memfit.levers.reading import Damaged, are_words, at_least, between, reader
 from memfit.levers.rewriting import rewritten
 from memfit.levers.undo import Undo
 from memfit.records import Ledger, Op, Option, Saved, Storage, Trace
@@ -29,6 +31,24 @@ _FUNCTORCH = {"force_non_lazy_backward_lowering": True}  # at the first backward
 _DRAWING_AS_EAGER = {"fallback_random": True}  # left to itself, the compiler draws other numbers, which is another training
 _BUDGETS = (1.0, 0.5, 0.2, 0.05)  # of what the compiler would keep by itself
 _PARTS = (2, 4)  # of a batch, in which an option is tried as well
+
+
+def _is_split(settings: Mapping[str, Any]) -> bool:
+    try:
+        read_split(settings)
+    except Damaged as damage:
+        raise Damaged(f"of its micro-batches {damage}") from None
+    return True
+
+
+_MEASURED = {
+    "measured_peak_bytes": at_least(0),
+    "measured_seconds": between(0),
+    "measured_slowdown": between(0),
+    "compile_seconds": between(0),
+    "run_steps": at_least(1),
+}
+read_settings = reader({"modules": are_words, "budget": between(0, 1)}, {"split": _is_split, **_MEASURED})
 
 
 class CompileLever:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from memfit.levers.operators import operator_named
+from memfit.levers.reading import are_each, at_least, is_bool, is_word
 from memfit.levers.sample_rows import SampleRows
 from memfit.ops.draws import Drawn, kind_of_draw, order_of
 from memfit.records import Op, Trace
@@ -31,6 +32,23 @@ def draws_of(trace: Trace, first: int = 0, last: int | None = None) -> dict[str,
 def drawn_from(settings: list[list[Any]]) -> list[Drawn]:
     """What `draws_of` wrote, read back; earlier plans do not say whether rows follow."""
     return [Drawn(op, tuple(shape), tuple(order), *follow) for op, shape, order, *follow in settings]
+
+
+def are_draws(told: Any) -> bool:
+    """Whether a plan's file holds what `draws_of` wrote of a loss."""
+    return are_each(_is_draw)(told)
+
+
+def are_draws_of_calls(told: Any) -> bool:
+    """The same for each call in a loss."""
+    return are_each(are_draws)(told)
+
+
+def _is_draw(told: Any) -> bool:
+    op, shape, order, *follow = told
+    whole = are_each(at_least(0))
+    in_order = whole(order) and (not order or sorted(order) == list(range(len(shape))))
+    return is_word(op) and whole(shape) and in_order and len(follow) <= 1 and all(map(is_bool, follow))
 
 
 def draws_again_in_backward(trace: Trace) -> bool:

@@ -10,12 +10,15 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from memfit.levers.lever import CannotApply, trace_of
+from memfit.levers.reading import at_least, between, is_bool, reader
 from memfit.levers.rewriting import rewritten
 from memfit.levers.undo import Undo
 from memfit.ops.random_samples import draws_random_numbers
 from memfit.ops.sample_cache import has_cache, keep_fewer
 from memfit.records import Ledger, Option, Process
 from memfit.step import Step
+
+read_settings = reader({}, {"num_workers": at_least(0), "prefetch_factor": at_least(1), "pin_memory": is_bool, "cache": between(0, 1)})
 
 
 class LoaderLever:

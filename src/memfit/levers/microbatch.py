@@ -8,17 +8,20 @@ from typing import Any
 from torch import nn
 
 from memfit.levers.divisible import is_divisible
-from memfit.levers.drawn import draws_again_in_backward, draws_of, not_replayable
+from memfit.levers.drawn import are_draws, draws_again_in_backward, draws_of, not_replayable
 from memfit.levers.lever import CannotApply, trace_of
 from memfit.levers.microbatch_line import micro_batch_line
 from memfit.levers.microbatch_running import Split
 from memfit.levers.picked_rows import picks_among_samples
+from memfit.levers.reading import at_least, by_loss, is_bool, reader
 from memfit.levers.rewriting import rewritten
 from memfit.levers.undo import Undo
 from memfit.records import Ledger, Option
 from memfit.step import Step
 from memfit.torch_private import batch_norms, instance_norms
 from memfit.units import format_bytes
+
+read_settings = reader({"size": at_least(1), "batch": at_least(1), "draws": by_loss(are_draws), "again": is_bool})
 
 
 class MicroBatch:

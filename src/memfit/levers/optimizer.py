@@ -13,6 +13,7 @@ from memfit.levers.eight_bit import KINDS as EIGHT_BIT_KINDS
 from memfit.levers.eight_bit import in_eight_bits, is_installed, keep_eight_bits
 from memfit.levers.lever import CannotApply, trace_of
 from memfit.levers.optimizer_line import LOOPS, fused, has_lists_of_temporaries, in_backward, looped, reads_what_was_updated, updates_in
+from memfit.levers.reading import are_words, one_of, reader
 from memfit.levers.rewriting import rewritten
 from memfit.levers.undo import Undo
 from memfit.records import Ledger, Option, Trace
@@ -20,6 +21,8 @@ from memfit.step import Step, parameters_of
 from memfit.torch_private import hooks_on_steps, why_not_fused
 
 _REWRITES = {"loop": looped, "fused": fused, "in backward": in_backward, "eight bits": in_eight_bits}
+read_settings = reader({"how": one_of(*_REWRITES)}, {"excludes": are_words})
+
 _CAN_FUSE = ("Adam", "AdamW", "SGD", "Adagrad")
 _LOOP_IN_ANOTHER_ORDER = ("NAdam", "RAdam")  # than through lists: measured
 _ALONE = (*LOOPS, "ASGD")  # each parameter's update looks at no other

@@ -10,9 +10,12 @@ from memfit.ledger import account
 from memfit.levers.forwards import Adapter, adapter_for, exchange_attribute, modules_of
 from memfit.levers.lever import CannotApply, trace_of
 from memfit.levers.outer_product_trace import without_outer_products
+from memfit.levers.reading import is_word, reader
 from memfit.levers.undo import Undo
 from memfit.records import Ledger, Option
 from memfit.step import Step
+
+read_settings = reader({}, {"where": is_word})
 
 _ADAPTERS: dict[type[nn.Module], Adapter] = {}
 

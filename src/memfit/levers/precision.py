@@ -10,9 +10,13 @@ from memfit.ledger import account
 from memfit.levers.lever import CannotApply, trace_of
 from memfit.levers.precision_running import FiniteGuard, autocast_in_modules
 from memfit.levers.precision_trace import is_cast_anywhere, under_autocast
+from memfit.levers.reading import are_words, one_of, reader
 from memfit.levers.undo import Undo
 from memfit.records import Ledger, Option
 from memfit.step import Step, device_of
+
+_DTYPES = ("bfloat16", "float16")
+read_settings = reader({"dtype": one_of(*_DTYPES)}, {"kept_in_float32": are_words})
 
 _KEPT = (
     "weights, gradients and optimizer states",
@@ -36,7 +40,7 @@ class Precision:
         """bfloat16 and float16, if any convolution or matrix product runs in float32."""
         if not is_cast_anywhere(trace_of(ledger)):
             return []
-        return [self._option(ledger.device, dtype) for dtype in ("bfloat16", "float16")]
+        return [self._option(ledger.device, dtype) for dtype in _DTYPES]
 
     def _option(self, device: str, dtype: str) -> Option:
         scaling = "; losses are scaled so that small gradients survive" if dtype == "float16" else ""

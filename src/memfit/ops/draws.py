@@ -77,21 +77,29 @@ class Drawn:
         ((6, 8), 0)
         >>> Drawn("aten.rand.default", (3,)).enlarged((3,), part=1, batch=4, total=6)
         ((3,), None)
+        >>> Drawn("aten.rand.default", (4, 8)).enlarged((4, 7), part=4, batch=4, total=6)
+        ((6, 7), 0)
         """
-        if tuple(shape) == self.shape:
-            return self.shape, None
         if len(shape) != len(self.shape):
             return None
-        pairs = enumerate(zip(shape, self.shape, strict=True))
-        scaled = [d for d, (mine, whole) in pairs if mine != whole and mine * batch == whole * part]
+        scaled = [] if part == batch == total else self._scaled(shape, part, batch)
+        if not scaled:
+            return (self.shape, None) if tuple(shape) == self.shape else None
         if len(scaled) > 1:
             scaled = [d for d in scaled if self.shape[d] == batch]
         if len(scaled) != 1 or shape[scaled[0]] % part:
             return None
         (dim,) = scaled
-        if self.shape[dim] != batch and not self.rows_follow:
+        if self.shape[dim] != batch and (part == batch or not self.rows_follow):
             return None
         return (*shape[:dim], shape[dim] // part * total, *shape[dim + 1 :]), dim
+
+    def _scaled(self, shape: Sequence[int], part: int, batch: int) -> list[int]:
+        """The dimensions that are as much of the whole batch's as the part is; where that is all of it, those that may hold samples."""
+        pairs = enumerate(zip(shape, self.shape, strict=True))
+        if part == batch:
+            return [d for d, (mine, whole) in pairs if mine == whole > 0 and mine % batch == 0]
+        return [d for d, (mine, whole) in pairs if mine != whole and mine * batch == whole * part]
 
     def room(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """An empty tensor of another size that lies in memory as the whole batch's did: kernels draw in that order."""

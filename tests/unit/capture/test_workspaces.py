@@ -221,16 +221,27 @@ def test_made_up_calls_are_measured_elsewhere_with_the_same_result() -> None:
     assert measure_apart([good, fails, LARGE["layer norm backward"]]) == measure([good, fails, LARGE["layer norm backward"]])
 
 
-def test_a_process_that_dies_is_told_from_one_that_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    died: list[int] = []
+BAD_OPERATORS = """
+import os, time, torch
+library = torch.library.Library("bad", "DEF")
+library.define("dies(Tensor x) -> Tensor")
+library.define("hangs(Tensor x) -> Tensor")
+library.impl("dies", lambda x: os.abort(), "CPU")
+library.impl("hangs", lambda x: time.sleep(600), "CPU")
+"""
+
+
+@pytest.mark.parametrize("name", ["dies", "hangs"])
+def test_a_call_that_never_comes_back_is_found_and_the_others_count(name: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "sitecustomize.py").write_text(BAD_OPERATORS)  # the process apart has operators that do it
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(apart, "_MOST_SECONDS", 20.0)
+    started: list[int] = []
     real = apart._told_by_a_process
-
-    def dies_with_the_second(calls: Any) -> Any:
-        died.append(len(calls))
-        return None if any(c.args[0].size == (3, 3) for c in calls) else real(calls)
-
-    monkeypatch.setattr(apart, "_told_by_a_process", dies_with_the_second)
-    good, bad = (call(aten.mse_loss.default, meta(n, n), meta(n, n)) for n in (64, 3))
-    found = measure_apart([good, bad])
-    assert died == [2, 1, 1]
-    assert found == [*measure([good]), None]
+    monkeypatch.setattr(apart, "_told_by_a_process", lambda calls: started.append(len(calls)) or real(calls))
+    library = torch.library.Library("bad", "FRAGMENT")  # here it only needs its name
+    library.define(f"{name}(Tensor x) -> Tensor")
+    good = [call(aten.mse_loss.default, meta(n, n), meta(n, n)) for n in (64, 32, 16)]
+    bad = call(getattr(torch.ops.bad, name).default, meta(3, 3))
+    assert measure_apart([*good[:2], bad, good[2]]) == [*measure(good[:2]), None, *measure(good[2:])]
+    assert started == [4, 2, 1]

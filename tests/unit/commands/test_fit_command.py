@@ -50,9 +50,13 @@ def test_an_impossible_budget_exits_1(capfd: pytest.CaptureFixture[str]) -> None
 
 
 def test_json_says_that_nothing_fits_as_a_plan_would(capfd: pytest.CaptureFixture[str]) -> None:
+    assert run(["fit", "train.py:build", "--budget", "16GiB", "--steps", "1", "--json"]) == 0
+    yes = json.loads(capfd.readouterr().out)
     assert run(["fit", "train.py:build", "--budget", "1MiB", "--json"]) == 1
     out = capfd.readouterr().out
     said = json.loads(out)
+    assert list(said) == list(yes) and yes["plan"].keys() <= said["plan"].keys()
+    assert {key for key, value in said.items() if value is not None} == {"schema", "plan", "reason"}
     assert out.count("\n") == 1 and said["schema"] == "memfit.fit/1" and said["verdict"] is None
     assert said["reason"].startswith("This step does not fit 1.00 MiB") and said["plan"]["reason"] == said["reason"]
     plan = said["plan"]
@@ -138,6 +142,14 @@ def test_a_plan_that_was_written_is_applied_later(capfd: pytest.CaptureFixture[s
     assert run([*asked, "--json"]) == 1
     said = json.loads(capfd.readouterr().out)
     assert said["plan"]["feasible"] is False and said["reason"].startswith("With this plan the step would take up to ")
+
+
+def test_a_plan_for_another_device_is_one_message_and_exit_2(capfd: pytest.CaptureFixture[str]) -> None:
+    assert run(["plan", "train.py:build", "--budget", "16GiB", "--device", "cuda", "-o", "plan.json"]) == 0
+    capfd.readouterr()
+    assert run(["fit", "train.py:build", "--budget", "16GiB", "--plan", "plan.json", "--json"]) == 2
+    out, err = capfd.readouterr()
+    assert out == "" and "This plan was made for cuda, and this step is on cpu" in err and err.endswith("or plan again for cpu.\n")
 
 
 @pytest.mark.parametrize(

@@ -95,7 +95,8 @@ def test_steps_and_limit_are_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:
         (["train.py:build", "--plan", "no_size.json"], "The plan's microbatch is damaged: 'size' is missing. Plan again"),
         (["train.py:build", "--plan", "odd_size.json"], "The plan's microbatch is damaged: 'size' is 'x'. Plan again"),
         (["train.py:build", "--plan", "odd_table.json"], "The plan's saved is damaged: its settings cannot be read"),
-        (["train.py:without_values", "--plan", "plan.json"], "This plan was made for another step"),
+        (["train.py:build", "--plan", "odd_how.json"], "The plan's optimizer is damaged: 'how' is 'foo'. Plan again"),
+        (["train.py:without_values", "--plan", "plan.json"], "its tensors are on meta and hold no values"),
         (["train.py:wider", "--plan", "plan.json"], "This plan was made for another step:\n  - model.weight: 1 tensor, 4 values"),
         (["train.py:build", "--plan", "unknown.json"], "a lever 'unknown', which this memfit does not have"),
         (["train.py:build"], "Missing option '--plan'"),
@@ -111,6 +112,7 @@ def test_a_mistake_is_one_message_and_exit_2(arguments: list[str], words: str, c
         ("no_size", "microbatch", {}),
         ("odd_size", "microbatch", {"size": "x"}),
         ("odd_table", "saved", {"": [3]}),
+        ("odd_how", "optimizer", {"how": "foo"}),
     ):
         replace(plan, levers=(replace(plan.levers[0], name=lever, settings=settings),)).save(f"{name}.json")
     assert run(["verify", *arguments]) == 2

@@ -21,7 +21,7 @@ import memfit
 from memfit import Phase, Step
 from memfit.chunking import ChunkedCall
 from memfit.levers import LEVERS, CannotApply
-from memfit.levers.chunk_line import MARK
+from memfit.levers.chunk_line import MARK, regions
 from memfit.levers.saved import table_option
 from memfit.planner import combining
 from quick_ledgers import seen
@@ -83,6 +83,16 @@ def test_gradients_are_the_whole_batchs(batch: int, size: int, trained: bool, dr
 @pytest.mark.parametrize("size_of", [{"microbatch": 4, "chunk": 2}, {"chunk": 2, "microbatch": 4}, {"chunk": 1, "microbatch": 3}])
 def test_together_with_micro_batches(size_of: dict[str, int]) -> None:
     assert difference(lambda: pixel_loss(True, 0.4, 6, torch.float64), **size_of) < 1e-10
+
+
+@pytest.mark.parametrize("batch", [12, 15])
+def test_chunks_of_the_planned_batch_have_each_their_own_masks_of_a_larger_one(batch: int) -> None:
+    plain, parts = (pixel_loss(True, 0.4, 6, torch.float64) for _ in range(2))
+    larger = pixel_loss(batch=batch, dtype=torch.float64).batch
+    with CHUNK.apply(parts, option(CHUNK, parts, 6)):
+        whole, got = ran(replace(plain, batch=larger)), ran(replace(parts, batch=larger))
+    torch.testing.assert_close(got[1], whole[1], rtol=1e-10, atol=1e-14)
+    assert torch.equal(got[2], whole[2])
 
 
 def test_a_region_that_is_recomputed_inside_a_chunk_meets_its_own_masks() -> None:
@@ -228,6 +238,16 @@ def test_options() -> None:
     redrawn = CHUNK.options(seen(pixel_loss(inside=lambda z: F.rrelu(z, training=True))))[0]
     assert redrawn.exactness == "redrawn" and "rrelu" in redrawn.why
     assert MARK == ChunkedCall.__name__
+
+
+def test_the_gradient_of_a_steps_very_first_op_is_the_chunks_too() -> None:
+    net = nn.Embedding(6, 4)
+    loss = lambda m, x: memfit.chunked(lambda z, y: (z.exp() - y).pow(2).mean(), m.weight, x)  # noqa: E731
+    trace = seen(Step(net, loss, torch.optim.SGD(net.parameters(), 0.1), torch.randn(6, 4))).trace
+    assert trace is not None
+    (region,) = regions(trace)
+    backward = {number for number, op in enumerate(trace.ops) if op.phase == "backward" and op.forward is not None}
+    assert region.first == 0 and 0 in {trace.ops[number].forward for number in backward} and backward <= set(region.backward)
 
 
 def test_no_options_where_a_chunk_would_update_a_models_statistics() -> None:

@@ -20,7 +20,7 @@ from memfit import Step, profile
 from memfit.levers import LEVERS, CannotApply
 from memfit.levers.saved import table_option
 from memfit.levers.saved.apply import apply_tables
-from memfit.levers.saved.table import CACHE, DISK, RECOMPUTE, Decision, PhaseTable, Region
+from memfit.levers.saved.table import CACHE, DISK, RECOMPUTE, Decision, PhaseTable, Region, make_tables
 from memfit.records import Option
 from saved_steps import STEPS, bits_after, plain_bits, put_on, spread
 from small_steps import sgd
@@ -235,3 +235,19 @@ def test_no_file_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         step.run(step.batch)
         assert list(tmp_path.iterdir()) == []
     assert list(tmp_path.iterdir()) == []
+
+
+class Decoder(nn.Sequential):
+    """Only the loss holds it."""
+
+
+def test_a_module_is_watched_by_itself_beside_a_stranger_whose_name_its_own_begins_with() -> None:
+    net = nn.ModuleDict({"Decoder2": nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 8))})
+    stranger = Decoder(nn.Linear(8, 8)).requires_grad_(False)
+    step = Step(net, lambda m, x: stranger(m["Decoder2"](x)).pow(2).mean(), sgd(net), torch.randn(16, 8))
+    trace = profile(step, simulate=True).trace
+    assert trace is not None
+    (tanh,) = (number for number, op in enumerate(trace.ops) if op.name == "aten.tanh.default")
+    (inside,) = (number for number, op in enumerate(trace.ops) if op.module == "Decoder.0" and op.phase == "forward" and "mm" in op.name)
+    assert make_tables(trace, {tanh: RECOMPUTE})[""].regions == (Region("Decoder2.1", 0),)
+    assert make_tables(trace, {inside: RECOMPUTE})[""].regions == (None,)

@@ -11,7 +11,7 @@ import os
 import pickle
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -20,35 +20,47 @@ import memfit
 from memfit.capture.workspaces.calls import Call
 from memfit.capture.workspaces.measured import Taken, measure
 
+_MOST_SECONDS = 120.0  # for a process; what it is at then is not waited for
+
 
 def measure_apart(calls: Sequence[Call]) -> list[Taken | None]:
-    """What each call takes; None for one that fails, or that brings its process down."""
+    """What each call takes; None for one that fails, that brings its process down, or that never ends."""
     if not calls:
         return []
-    told = _told_by_a_process(calls)
+    told, begun = _told_by_a_process(calls)
     if told is not None:
         return told
-    if len(calls) == 1:
-        return [None]
-    middle = len(calls) // 2  # the culprit is in one half; the others still count
-    return measure_apart(calls[:middle]) + measure_apart(calls[middle:])
+    if not begun:
+        return [None] * len(calls)
+    culprit = begun - 1  # the others still count
+    return [*measure_apart(calls[:culprit]), None, *measure_apart(calls[culprit + 1 :])]
 
 
-def _told_by_a_process(calls: Sequence[Call]) -> list[Taken | None] | None:
+def _told_by_a_process(calls: Sequence[Call]) -> tuple[list[Taken | None] | None, int]:
+    """What it says of all calls, if it comes to that; and how many it has begun."""
     settings = (torch.get_num_threads(), torch.backends.mkldnn.enabled, torch.are_deterministic_algorithms_enabled())
     here = str(Path(memfit.__file__).resolve().parents[1])
     path = os.pathsep.join(filter(None, (here, os.environ.get("PYTHONPATH"))))
-    ran = subprocess.run(
-        [sys.executable, "-m", __name__],
-        input=pickle.dumps((settings, [call.portable() for call in calls])),
-        capture_output=True,
-        env=os.environ | {"PYTHONPATH": path},
-    )
     try:
-        found = json.loads(ran.stdout.splitlines()[-1]) if ran.returncode == 0 else None
-    except (ValueError, IndexError):
-        return None
-    return None if found is None else [Taken(*taken) if taken else None for taken in found]
+        ran = subprocess.run(
+            [sys.executable, "-m", __name__],
+            input=pickle.dumps((settings, [call.portable() for call in calls])),
+            capture_output=True,
+            env=os.environ | {"PYTHONPATH": path},
+            timeout=_MOST_SECONDS,
+            check=True,
+        )
+    except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as failed:
+        return None, min(len(calls), len((failed.stdout or b"").splitlines()))
+    found = json.loads(ran.stdout.splitlines()[-1])
+    return [Taken(*taken) if taken else None for taken in found], len(calls)
+
+
+def _announced(calls: Iterable[Call]) -> Iterator[Call]:
+    """Each with a line when it begins, so that it is known which one never came back."""
+    for call in calls:
+        print(call.func, flush=True)
+        yield call
 
 
 def _main() -> None:
@@ -56,7 +68,7 @@ def _main() -> None:
     torch.set_num_threads(threads)
     torch.backends.mkldnn.enabled = onednn
     torch.use_deterministic_algorithms(deterministic)
-    taken = measure([Call.from_portable(*parts) for parts in portable])
+    taken = measure(_announced(Call.from_portable(*parts) for parts in portable))
     print(json.dumps([(t.inside, t.kept) if t else None for t in taken]))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -19,7 +19,7 @@ class Taken:
     kept: int
 
 
-def measure(calls: Sequence[Call]) -> list[Taken | None]:
+def measure(calls: Iterable[Call]) -> list[Taken | None]:
     """What each call takes; None for a call that cannot be run on zeros."""
     ran: list[bool] = []
     with torch.random.fork_rng(devices=[]), torch.enable_grad(), MemoryEvents() as events:  # kernels keep more when training

@@ -6,14 +6,18 @@ Keep it, make it again (whenever it is needed, or once), put it on disk, into ho
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
+from memfit.ledger.findings.words import is_under
 from memfit.levers.lever import trace_of
+from memfit.levers.reading import Check, are_each, at_least, is_word, one_of, reader
 from memfit.levers.rewriting import rewritten
 from memfit.levers.saved.apply import apply_tables
+from memfit.levers.saved.elsewhere import has_place
 from memfit.levers.saved.line import Line, line_of
 from memfit.levers.saved.rewriting import with_remakings
 from memfit.levers.saved.schedule import schedule
-from memfit.levers.saved.table import BITS, CACHE, DROP, RECOMPUTE, make_tables, ops_of, settings_of, tables_of
+from memfit.levers.saved.table import BITS, CACHE, DROP, RECOMPUTE, STORED, TIMES, make_tables, ops_of, settings_of, tables_of
 from memfit.levers.undo import Undo
 from memfit.records import Ledger, Option, Trace
 from memfit.step import Step
@@ -28,6 +32,24 @@ _CHEAP = frozenset(
     )
 )  # fmt: skip
 _SMALLEST = 1 << 12
+_DECISIONS = (RECOMPUTE, *TIMES, *STORED, DROP)
+
+
+def read_settings(settings: Mapping[str, Any]) -> None:
+    """Of an edited file, where `tables_of` would take any word for a decision."""
+    region = reader({"module": _or_none(is_word), "call": _or_none(at_least(0)), "ops": are_each(_is_row)})
+    for rows in settings.values():
+        for row in rows:
+            region(row)
+
+
+def _or_none(check: Check) -> Check:
+    return lambda value: value is None or check(value)
+
+
+def _is_row(told: Any) -> bool:
+    op, ordinal, do = told
+    return is_word(op) and at_least(0)(ordinal) and one_of(*_DECISIONS)(do)
 
 
 class SavedLever:
@@ -52,7 +74,8 @@ class SavedLever:
     def rewrite(self, ledger: Ledger, option: Option) -> Ledger:
         """The time line with remakings in it."""
         line = line_of(trace_of(ledger))
-        return rewritten(ledger, with_remakings(line, schedule(line, ops_of(line.trace, tables_of(option.settings)))))
+        ops = {op: do for op, do in ops_of(line.trace, tables_of(option.settings)).items() if has_place(line.trace.device, do)}
+        return rewritten(ledger, with_remakings(line, schedule(line, ops)))
 
     def apply(self, step: Step, option: Option) -> Undo:
         """Hooks around the losses; no model is changed."""
@@ -68,7 +91,7 @@ def unread_inputs(line: Line) -> dict[int, str]:
     """Convolutions of frozen modules: they save an input that only their weight's gradient would need."""
     frozen = tuple(path for model in line.trace.models for path in model.frozen)
     found = {row.op for row in line.trace.saved if line.trace.ops[row.op].name == "aten.convolution.default"}
-    return {op: DROP for op in sorted(found) if any(_inside(line.trace.ops[op].module, path) for path in frozen)}
+    return {op: DROP for op in sorted(found) if any(is_under(line.trace.ops[op].module, path) for path in frozen)}
 
 
 def masks(line: Line) -> dict[int, str]:
@@ -78,10 +101,6 @@ def masks(line: Line) -> dict[int, str]:
 
 def _has_two_values(line: Line, s: int) -> bool:
     return line.trace.storages[s].dtype == "bool" or any("bernoulli_" in line.trace.ops[writer].name for writer in line.writers[s])
-
-
-def _inside(module: str, path: str) -> bool:
-    return path == "" or module == path or module.startswith(path + ".")
 
 
 def _large(line: Line) -> list[int]:

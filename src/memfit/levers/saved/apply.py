@@ -91,7 +91,7 @@ def _watch(step: Step, tables: dict[str, PhaseTable], undo: Undo) -> None:
                 "Step as well, as in Step({'model': …, 'other': …}, …), or plan this step again."
             )
         _hook(modules[path], path, active, undo)
-    elsewhere = Elsewhere() if puts_away(tables.values()) else None
+    elsewhere = Elsewhere(step.running) if puts_away(tables.values()) else None
     if elsewhere:
         undo.then(elsewhere.close)
 

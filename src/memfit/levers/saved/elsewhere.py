@@ -9,29 +9,42 @@ import torch
 from memfit.levers.saved.table import DISK, HOST, PhaseTable
 from memfit.ops.host import HostCopies
 from memfit.ops.spill import Spill
-from memfit.torch_private import FakeTensor
+from memfit.running import Running
+
+_PLACES = {"cpu": (DISK,), "cuda": (DISK, HOST)}  # memory that a device shares with its host has no other place
+
+
+def has_place(device: str, do: str) -> bool:
+    """Whether there is another place on this device for what is decided so; what is not put away needs none.
+
+    >>> has_place("cpu", DISK), has_place("cpu", HOST), has_place("mps", DISK), has_place("mps", "recompute")
+    (True, False, False, True)
+    """
+    return do not in (DISK, HOST) or do in _PLACES.get(device, ())
 
 
 class Elsewhere:
     """Opened when the first result is put away."""
 
-    def __init__(self) -> None:
+    def __init__(self, running: Running) -> None:
+        self._running = running
         self._file: Spill | None = None
         self._host: HostCopies | None = None
 
     def write(self, tensor: torch.Tensor, do: str, unchanged: Callable[[], object]) -> Callable[[], torch.Tensor] | None:
         """What brings a tensor back; None where there is no other place for it.
 
-        On a CPU the host's memory is where it is already. A simulated tensor stands for one of the device that was planned for, where
-        both words mean another place, with the same waits.
+        A simulated tensor is on its way to a file for as long as it would be to any place that the simulated device has.
         """
-        if tensor.device.type == "cuda":
+        simulated = self._running.simulated_on
+        device = simulated or tensor.device.type
+        if not has_place(device, do):
+            return None
+        if device == "cuda" and simulated is None:
             self._host = self._host or HostCopies()
             return self._host.write(tensor, unchanged).get
-        if tensor.device.type == "cpu" and (do == DISK or isinstance(tensor, FakeTensor)):
-            self._file = self._file or Spill()
-            return self._file.write(tensor, unchanged).get
-        return None
+        self._file = self._file or Spill()
+        return self._file.write(tensor, unchanged).get
 
     def settle(self) -> None:
         """Wait until all that was given is there, and its memory free."""

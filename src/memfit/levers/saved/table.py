@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from memfit.ledger.findings.words import is_under
 from memfit.records import Op, Trace
 
 RECOMPUTE = "recompute"  # whenever it is needed
@@ -155,11 +156,11 @@ def smallest_calls(trace: Trace, mine: list[int]) -> dict[int, Span]:
 
 def _calls(trace: Trace, mine: list[int]) -> list[Span]:
     """The calls of the step's own modules in a phase, numbered for each module."""
-    strangers = tuple(model.name for model in trace.models if model.outside)
+    strangers = [model.name for model in trace.models if model.outside]
     ordinals: dict[str, int] = {}
     spans: list[Span] = []
     for call in sorted((c for c in trace.calls if mine[0] <= c.first <= mine[-1]), key=lambda c: (c.first, -c.last)):
-        if call.module.startswith(strangers):
+        if any(is_under(call.module, stranger) for stranger in strangers):
             continue
         ordinals[call.module] = ordinals.get(call.module, -1) + 1
         spans.append((Region(call.module, ordinals[call.module]), call.first, call.last))
