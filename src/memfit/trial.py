@@ -15,6 +15,7 @@ from memfit.profiling import profile
 from memfit.records import Ledger
 from memfit.step import Batch, Step
 from memfit.units import format_bytes
+from memfit.users_code import users_code
 
 
 @dataclass(frozen=True)
@@ -95,9 +96,10 @@ def _batches(step: Step) -> Iterator[Batch]:
         yield from itertools.repeat(step.batch)
     while loader is not None:
         empty = True
-        for batch in loader:
-            empty = False
-            yield batch
+        with users_code("its loader"):
+            for batch in loader:
+                empty = False
+                yield batch
         if empty:
             yield step.batch
 
