@@ -74,4 +74,4 @@ def test_what_the_users_own_code_raises_beside_the_step_is_told_with_their_line(
 def test_a_loader_without_a_batch_is_weighed(capfd: pytest.CaptureFixture[str]) -> None:
     assert run(["profile", "faulty.py:without_a_batch", "--simulate", "--json"]) == 0
     process = json.loads(capfd.readouterr().out)["process"]
-    assert process["workers"] == 1 and process["waiting_bytes"] == 0 < process["workers_bytes"]
+    assert process["workers"] == 1 and process["waiting_bytes"] == 0  # they end at once
