@@ -10,6 +10,7 @@ import psutil
 
 from memfit.batches import tensors_in
 from memfit.capture.allocations import Allocations
+from memfit.capture.cgroups import room_in_cgroups
 from memfit.capture.cuda_allocator import CachingAllocator
 from memfit.capture.heap import Slack, heap_slack
 from memfit.capture.loaders import loader_workers
@@ -28,13 +29,9 @@ def resident_bytes() -> int:
 
 
 def memory_left() -> int:
-    """What this process may grow to: the machine's free memory and what it holds already, or its cgroup's limit."""
-    room = resident_bytes() + int(psutil.virtual_memory().available)
-    try:
-        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
-    except OSError:
-        return room
-    return min(room, int(limit)) if limit.isdigit() else room
+    """What this process may grow to: the machine's free memory and what it holds already, or what its control groups leave to it."""
+    held = resident_bytes()
+    return int(min(held + psutil.virtual_memory().available, room_in_cgroups(held)))
 
 
 def base_bytes(step: Step) -> int:
