@@ -8,6 +8,7 @@ from dataclasses import replace
 from memfit.applying import option_of, refuse_another_step, refuse_damaged
 from memfit.capture.process import warmed_up_once
 from memfit.errors import Infeasible, PlanError
+from memfit.growth import growth_facts
 from memfit.host_memory import host_room_of
 from memfit.levers import LEVERS, Lever
 from memfit.planner.combining import is_allowed
@@ -39,6 +40,7 @@ def given(
     progress("capturing the plan with simulated tensors")
     fitted = captured(step, plan.levers, levers, plain)
     plan = replace(plan, budget_bytes=budget_bytes, predicted_peak_bytes=fitted.peak_bytes, predicted_process_bytes=fitted.process_bytes)
+    plan = replace(plan, **growth_facts(fitted, budget_bytes))
     if fitted.process_high_bytes > budget_bytes:
         raise _too_much(plan, "", fitted.process_high_bytes, budget_bytes)
     on_host = plan.predicted_host_bytes - plain.process.host_bytes

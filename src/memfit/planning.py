@@ -15,6 +15,7 @@ from memfit.capture.speeds import speeds_of, times_slower_in_half
 from memfit.captured_lever import with_captured
 from memfit.errors import Infeasible, MemfitError
 from memfit.fingerprint import fingerprint
+from memfit.growth import growth_facts
 from memfit.host_memory import host_room_of, put_on_host
 from memfit.ledger import account
 from memfit.levers import LEVERS, CannotApply, Lever
@@ -273,6 +274,7 @@ class _Planning:
             step=fingerprint(self.step),
             predicted_host_bytes=self.plain.process.host_bytes + put_on_host(winner),
             times=self._times(),
+            **growth_facts(fitted, self.request.budget),
         )
 
     def _times(self) -> str:
@@ -294,6 +296,7 @@ def _empty(step: Step, request: Request, plain: Ledger) -> Plan:
         planning_seconds=seconds,
         step=fingerprint(step),
         predicted_host_bytes=plain.process.host_bytes,
+        **growth_facts(plain, request.budget),
     )
 
 

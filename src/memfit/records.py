@@ -216,6 +216,7 @@ class Ledger(Record):
     stretches: tuple[Stretch, ...]
     notes: tuple[str, ...]
     trace: Trace | None = field(default=None, repr=False, compare=False, metadata={"saved": False})
+    growth_bytes: int = 0  # what each further step adds and never frees: nothing said of one step holds for many then
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,6 +265,8 @@ class Plan(Record):
     step: dict[str, str] = field(default_factory=dict)  # readable facts that tell the step it was made for
     predicted_host_bytes: int = 0  # where the device has memory of its own: of the host's, with what is put away there
     times: str = ""  # what costs rest on: "measured" on this machine op by op, "measured in part", "estimated"; "" where nothing costs
+    growth_bytes: int = 0  # what each step leaves behind that nothing frees
+    fits_steps: int | None = None  # how many steps stay inside the budget where each leaves something behind; None: any number
 
     def __post_init__(self) -> None:
         """Every class is there: looser ones than allowed are not weighed where there is a plan, and none where the step fits as it is."""

@@ -10,6 +10,7 @@ from typing import Any
 
 from memfit.capture.process import HighWaterMark
 from memfit.fitting import Fitted
+from memfit.growth import steps_inside
 from memfit.planning import is_measured_as_a_whole
 from memfit.profiling import profile
 from memfit.records import Ledger
@@ -54,6 +55,7 @@ class Trial:
             "verdict": fitted.verdict.to_dict(),
             "steps": len(self.losses),
             "losses": [_finite(loss) for loss in self.losses],
+            "fits_steps": steps_inside(self.measured, fitted.plan.budget_bytes),
             "reason": None if self.inside else self._how_it_ran_outside(),
         }
 

@@ -52,4 +52,5 @@ def account(trace: Trace, causes: bool = True) -> Ledger:
         stretches=stretches(trace),
         notes=trace.notes,
         trace=trace,
+        growth_bytes=trace.growth_bytes,
     )
