@@ -23,8 +23,12 @@ class Record:
 
     def to_dict(self) -> dict[str, Any]:
         """The record as plain JSON values, `schema` first."""
-        saved = [f.name for f in dataclasses.fields(self) if f.metadata.get("saved", True)]  # type: ignore[arg-type]
-        return {"schema": f"{self.schema}/{self.version}"} | {name: _plain(getattr(self, name)) for name in saved}
+        return {"schema": f"{self.schema}/{self.version}"} | {name: _plain(getattr(self, name)) for name in self.saved_keys()}
+
+    @classmethod
+    def saved_keys(cls) -> list[str]:
+        """What `to_dict` has beside the schema."""
+        return [f.name for f in dataclasses.fields(cls) if f.metadata.get("saved", True)]  # type: ignore[arg-type]
 
     def save(self, path: str | Path) -> None:
         """Write the record to a file."""
