@@ -105,6 +105,7 @@ class Process:
     cached_bytes: int = 0  # of base_bytes: samples that the dataset keeps
     workers_draw: bool = False  # samples take random numbers, so that another number of workers draws others
     host_bytes: int = 0  # where the device has memory of its own: what the process and its workers take of the host's
+    measured_peak_bytes: int | None = None  # by the device's own allocator, when the step really ran on one that tells
 
 
 @dataclass(frozen=True, slots=True)

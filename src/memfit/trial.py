@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from memfit.capture.process import HighWaterMark
+from memfit.capture.cuda_mark import mark_of
 from memfit.fitting import Fitted
 from memfit.growth import steps_inside
 from memfit.planning import is_measured_as_a_whole
@@ -79,7 +79,7 @@ def _on_sample(fitted: Fitted) -> dict[str, Any] | None:
 def try_out(fitted: Fitted, steps: int, progress: Callable[[str], None] = lambda words: None) -> Trial:
     """Train for so many steps, on the loader's batches where there is a loader; then look at one step more, which is rolled back."""
     losses = []
-    with HighWaterMark() as mark:
+    with mark_of(fitted.step) as mark:
         for number, batch in enumerate(itertools.islice(_batches(fitted.step), steps), 1):
             losses.append(fitted(batch))
             progress(f"training, step {number} of {steps} done")

@@ -19,7 +19,7 @@ from memfit.step import Step
 
 _WARM_UP = 45 * 2**20  # kernels' code, threads and their buffers, from the first step on (measured: 28 to 65 MiB)
 _WARM_UP_UNSURE = 25 * 2**20
-_CUDA_CONTEXT = 480 * 2**20  # driver context and libraries: between 300 and 600 MiB on common cards, not measured here
+CUDA_CONTEXT = 480 * 2**20  # driver context and libraries: between 300 and 600 MiB on common cards, not measured here
 _CUDA_CONTEXT_UNSURE = 150 * 2**20
 
 
@@ -84,7 +84,7 @@ def predicted_process(trace: Trace, step: Step, base: int) -> Process:
     if trace.device == "cuda":  # the driver counts its own memory: loader workers are in the host's
         slack, host = _reserved_slack(allocations), base + _WARM_UP + workers.bytes
         unsure = _CUDA_CONTEXT_UNSURE
-        return Process(_CUDA_CONTEXT, slack.low - unsure, slack.likely, slack.high + unsure, host_bytes=host)
+        return Process(CUDA_CONTEXT, slack.low - unsure, slack.likely, slack.high + unsure, host_bytes=host)
     slack, unsure = heap_slack(allocations), _WARM_UP_UNSURE
     process = Process(base + _WARM_UP, slack.low - unsure, slack.likely, slack.high + unsure, **workers.of_process())
     return step.running.beside(trace, process) if step.running.beside else process
