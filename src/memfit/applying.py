@@ -17,19 +17,20 @@ def apply_plan(step: Step, plan: Plan, levers: Mapping[str, Lever] = LEVERS) -> 
     refuse_fitted(step)
     refuse_another_step(step, plan)
     refuse_damaged(plan)
-    undo = apply_levers(step, plan.levers, levers)
-    step.running.planned = [lever.name for lever in plan.levers]
-    undo.then(setattr, step.running, "planned", None)
+    with Undo.or_nothing() as undo:
+        undo.then(apply_levers(step, plan.levers, levers))
+        undo.then(setattr, step.running, "planned", None)
+        step.running.planned = [lever.name for lever in plan.levers]
     return undo
 
 
 def refuse_fitted(step: Step) -> None:
     """Raise MemfitError where a plan is on already: compared with such a step, nothing would be proven of the plain one."""
     if step.running.planned is not None:
-        which = ", ".join(step.running.planned) or "by an empty plan"
+        levers = ", ".join(step.running.planned) or "with no technique"
         raise MemfitError(
-            f"This step is fitted already ({which}), so there is no plain step to plan for or to compare with: undo the first fit "
-            "(fitted.undo()), then try again."
+            f"This step is fitted already ({levers}), so there is no plain step to plan for or to compare with: "
+            "undo the first fit (fitted.undo()), then try again."
         )
 
 

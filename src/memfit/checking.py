@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from memfit.errors import MemfitError
+from memfit.growth import lasts, left_behind, steps_in_words, steps_inside
 from memfit.records import Ledger
 from memfit.units import format_bytes
 
@@ -26,11 +27,14 @@ def parse_tolerance(text: str) -> float:
 
 
 def why_it_fits(ledger: Ledger, budget: int) -> tuple[bool, str]:
-    """Whether the upper end of what the process is predicted to take is inside the budget, in words."""
+    """Whether the upper end of what the process is predicted to take is inside the budget, also after as many steps as there may be."""
     high, room = ledger.process_high_bytes, budget - ledger.process_high_bytes
     predicted = f"the process is predicted to take {format_bytes(ledger.process_bytes)}, at most {format_bytes(high)}"
     if room >= 0:
-        return True, f"It fits {format_bytes(budget)}: {predicted}."
+        steps, fits = steps_inside(ledger, budget), lasts(ledger, budget)
+        many = "" if steps is None else f" for {steps_in_words(steps)}{'' if fits else ' only'}"
+        growing = "" if steps is None else f", and {left_behind(ledger.growth_bytes)}"
+        return fits, f"It fits {format_bytes(budget)}{many}: {predicted}{growing}."
     kinds = sorted(ledger.by_category.items(), key=lambda item: -item[1])[:2]
     filled = " and ".join(f"{category} ({format_bytes(size)})" for category, size in kinds if size)
     return False, f"It does not fit {format_bytes(budget)}: {predicted}, {format_bytes(-room)} too much. The peak is mostly {filled}."

@@ -8,6 +8,7 @@ from dataclasses import replace
 from memfit.applying import option_of, refuse_another_step, refuse_damaged
 from memfit.capture.process import warmed_up_once
 from memfit.errors import Infeasible, PlanError
+from memfit.growth import growth_facts
 from memfit.host_memory import host_room_of, put_on_host_by
 from memfit.levers import LEVERS, Lever
 from memfit.planner.combining import is_allowed
@@ -45,6 +46,7 @@ def given(
         predicted_peak_bytes=fitted.peak_bytes,
         predicted_process_bytes=fitted.process_bytes,
         predicted_host_bytes=plain.process.host_bytes + on_host,
+        **growth_facts(fitted, budget_bytes),
     )
     if fitted.process_high_bytes > budget_bytes:
         raise _too_much(plan, "", fitted.process_high_bytes, budget_bytes)

@@ -13,12 +13,14 @@ from memfit.capture.op_times import OpCalls
 from memfit.capture.process import warmed_up_once
 from memfit.capture.speeds import speeds_of, times_slower_in_half
 from memfit.captured_lever import with_captured
-from memfit.errors import CannotSimulate, Infeasible, MemfitError
+from memfit.errors import Infeasible, MemfitError
 from memfit.fingerprint import fingerprint
+from memfit.growth import growth_facts
 from memfit.host_memory import host_room_of, put_on_host
 from memfit.ledger import account
 from memfit.levers import LEVERS, CannotApply, Lever
 from memfit.levers.architecture import ArchitectureLever
+from memfit.levers.lever import why_left_out
 from memfit.levers.saved import table_option
 from memfit.levers.saved.words import words_of
 from memfit.planner.combining import Rewriter
@@ -142,7 +144,7 @@ def _found_with_all(step: Step, request: Request, progress: Callable[[str], None
             return account(capture(changed, True, device, progress, half=half))
         return seen_with_times(changed, device, half, progress)
 
-    levers = with_captured(request.levers, step, costed, seen, request.allow)
+    levers = with_captured(request.levers, step, costed, seen, request.allow, progress)
     if request.allow == "altered" and "architecture" in levers:
         levers = {**levers, "architecture": ArchitectureLever(variants_of(step, device, progress))}
     progress("weighing techniques")
@@ -158,10 +160,6 @@ def refuse_unknown_exactness(allow: str) -> None:
 def _is_emulated(step: Step, device: str | None) -> bool:
     """Whether half precision runs without instructions for it: then what its operators take inside is minutes to measure, for nothing."""
     return (device or device_of(step)) == "cpu" and times_slower_in_half() > _EMULATED
-
-
-class _CannotTakeParts(Exception):
-    """The loss ran on the whole batch, and fails on a part of it."""
 
 
 @dataclass
@@ -205,14 +203,11 @@ class _Planning:
     def _fitted(self, winner: Proposal) -> Ledger | None:
         """The proposal's own ledger if it is inside the budget; if not, what it shows is remembered."""
         self.progress("capturing the plan with simulated tensors")
+        options = options_of(winner)
         try:
-            fitted = self._captured(options_of(winner))
-        except _CannotTakeParts as error:
-            self.progress(f"leaving out micro-batches: {error}")
-            self.proposer.refuse_lever("microbatch")
-            return None
-        if fitted is None:
-            self.proposer.refuse(winner.combination)
+            fitted = self._captured(options)
+        except Exception as error:
+            self._refuse(winner, options, error)
             return None
         if fitted.process_high_bytes <= self.request.budget:
             return fitted
@@ -231,17 +226,34 @@ class _Planning:
         reachable |= reaching.with_looser(lowest, _LOWEST_SECONDS, captured=lowest)
         return infeasible(self.request.budget, lowest, self.plain, self.request.allow, reachable, variants, split)
 
-    def _captured(self, options: tuple[Option, ...]) -> Ledger | None:
-        """The fitted step's own ledger; None where a lever refuses this step."""
+    def _captured(self, options: Sequence[Option]) -> Ledger:
+        """The fitted step's own ledger."""
+        return captured(self.step, rows_of(options), self.request.levers, self.plain, self.request.device)
+
+    def _refuse(self, winner: Proposal, options: Sequence[Option], error: Exception) -> None:
+        """The plain step was captured, so it is the levers: these together, or micro-batches in any company."""
+        if not options:
+            raise error
+        if self._parts_fail(options, error):
+            said = str(error).partition("\n")[0]
+            self.progress(f"leaving out micro-batches: the loss does not take a part of the batch ({type(error).__name__}: {said})")
+            self.proposer.refuse_lever("microbatch")
+        else:
+            self.progress(why_left_out([option.lever for option in options], error))
+            self.proposer.refuse(winner.combination)
+
+    def _parts_fail(self, options: Sequence[Option], error: Exception) -> bool:
+        """Whether the loss, which ran on the whole batch, fails on a part of it, whatever else is on."""
+        split = [option for option in options if option.lever == "microbatch"]
+        if not split or isinstance(error, CannotApply):
+            return False
+        if len(options) == 1:
+            return True
         try:
-            return captured(self.step, rows_of(options), self.request.levers, self.plain, self.request.device)
-        except CannotApply:
-            return None
-        except Exception as error:  # the whole batch ran, so it is the parts
-            ours = isinstance(error, MemfitError) and not isinstance(error, CannotSimulate)
-            if ours or not any(option.lever == "microbatch" for option in options):
-                raise
-            raise _CannotTakeParts(f"the loss does not take a part of the batch ({type(error).__name__}: {error})") from error
+            self._captured(split)
+        except Exception:
+            return True
+        return False
 
     def _plan(self, fitted: Ledger, proposals: Proposals) -> Plan:
         winner = proposals.fitting[0]
@@ -259,6 +271,7 @@ class _Planning:
             device=self.plain.device,
             predicted_host_bytes=self.plain.process.host_bytes + put_on_host(winner),
             times=self._times(),
+            **growth_facts(fitted, self.request.budget),
         )
 
     def _explained(self, plan: Plan, fitted: Ledger, proposals: Proposals) -> Plan:
@@ -313,6 +326,7 @@ def _empty(step: Step, request: Request, plain: Ledger) -> Plan:
         device=plain.device,
         predicted_host_bytes=plain.process.host_bytes,
         not_weighed=dict.fromkeys(EXACTNESS, "the step fits as it is"),
+        **growth_facts(plain, request.budget),
     )
 
 

@@ -21,14 +21,14 @@ class Record:
     version: ClassVar[int] = 1
     made_by: ClassVar[str] = ""  # the command that writes one to a file
 
-    @classmethod
-    def keys(cls) -> list[str]:
-        """What is saved, beside `schema`."""
-        return [f.name for f in dataclasses.fields(cls) if f.metadata.get("saved", True)]  # type: ignore[arg-type]
-
     def to_dict(self) -> dict[str, Any]:
         """The record as plain JSON values, `schema` first."""
-        return {"schema": f"{self.schema}/{self.version}"} | {name: _plain(getattr(self, name)) for name in self.keys()}
+        return {"schema": f"{self.schema}/{self.version}"} | {name: _plain(getattr(self, name)) for name in self.saved_keys()}
+
+    @classmethod
+    def saved_keys(cls) -> list[str]:
+        """What `to_dict` has beside the schema."""
+        return [f.name for f in dataclasses.fields(cls) if f.metadata.get("saved", True)]  # type: ignore[arg-type]
 
     def save(self, path: str | Path) -> None:
         """Write the record to a file."""

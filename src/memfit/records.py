@@ -105,6 +105,7 @@ class Process:
     cached_bytes: int = 0  # of base_bytes: samples that the dataset keeps
     workers_draw: bool = False  # samples take random numbers, so that another number of workers draws others
     host_bytes: int = 0  # where the device has memory of its own: what the process and its workers take of the host's
+    measured_peak_bytes: int | None = None  # by the device's own allocator, when the step really ran on one that tells
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +217,7 @@ class Ledger(Record):
     stretches: tuple[Stretch, ...]
     notes: tuple[str, ...]
     trace: Trace | None = field(default=None, repr=False, compare=False, metadata={"saved": False})
+    growth_bytes: int = 0  # what each further step adds and never frees: nothing said of one step holds for many then
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,6 +270,8 @@ class Plan(Record):
     gap: float | None = None  # no plan that was weighed and fits takes less than 1 - gap of its seconds; None: nothing was weighed
     not_weighed: dict[str, str] = field(default_factory=dict)  # why a class in reachable_bytes has none
     estimated: tuple[str, ...] = ()  # classes in reachable_bytes that were not allowed: weighed on paper, and not at their upper end
+    growth_bytes: int = 0  # what each step leaves behind that nothing frees
+    fits_steps: int | None = None  # how many steps stay inside the budget where each leaves something behind; None: any number
 
     def __post_init__(self) -> None:
         """Every class is there, the looser ones than allowed as well; None for all of them where the step fits as it is."""

@@ -60,7 +60,7 @@ class Running:
     after_step: list[Callable[[], object]] = field(default_factory=list)  # called when a step is done, or its backward in one's own loop
     saw_loss: list[Callable[[torch.Tensor], object]] = field(default_factory=list, compare=False)  # no lever's: given each loss
     places: Places | None = field(default=None, compare=False)  # no lever's: what belonged to samples in the batch the step was made with
-    planned: list[str] | None = None  # the levers of the plan that is on: some leave no other trace here; None: no plan is
+    planned: list[str] | None = None  # the levers of the plan that is on: some leave no other trace here; None: no plan is on
     simulated_on: str | None = field(default=None, compare=False)  # no lever's: the device that a simulation stands for, while it runs
     beside: Callable[[Trace, Process], Process] | None = None  # what is predicted beside the tensors, where a lever sees to it
 
@@ -101,3 +101,12 @@ def interrupts_held_back() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
         if held:
             signal.raise_signal(held[0])
+
+
+class WholeExit(ExitStack):
+    """An ExitStack that is left as a whole: Ctrl-C waits until the last of what it holds is put back."""
+
+    def __exit__(self, *error: Any) -> bool:
+        """Leave everything that was entered, last first."""
+        with interrupts_held_back():
+            return bool(super().__exit__(*error))

@@ -10,10 +10,12 @@ from memfit.capture.op_times import OpCalls, timed
 from memfit.capture.part_times import part_costs
 from memfit.capture.simulation import built_without_memory
 from memfit.capture.speeds import speeds_here
+from memfit.errors import StepError
 from memfit.ledger import account
 from memfit.planner.costs import seconds_of
 from memfit.records import Ledger
 from memfit.step import Step
+from memfit.users_code import users_code
 
 
 def variants_of(step: Step, device: str | None, progress: Callable[[str], None] = lambda words: None) -> dict[str, Ledger]:
@@ -21,7 +23,11 @@ def variants_of(step: Step, device: str | None, progress: Callable[[str], None] 
     found = {}
     for name, build in step.variants.items():
         progress(f"simulating the variant {name!r}")
-        found[name] = seen_with_times(built_without_memory(build), device, progress=progress)
+        with users_code(f"its variant {name!r}"):
+            variant = built_without_memory(build)
+        if not isinstance(variant, Step):
+            raise StepError([f"its variant {name!r} returned a {type(variant).__name__}: let the factory return a Step"])
+        found[name] = seen_with_times(variant, device, progress=progress)
     return found
 
 

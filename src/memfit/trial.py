@@ -8,13 +8,15 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from memfit.capture.process import HighWaterMark
+from memfit.capture.cuda_mark import mark_of
 from memfit.fitting import Fitted
+from memfit.growth import steps_inside
 from memfit.planning import is_measured_as_a_whole
 from memfit.profiling import profile
 from memfit.records import Ledger
 from memfit.step import Batch, Step
 from memfit.units import format_bytes
+from memfit.users_code import users_code
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,7 @@ class Trial:
             "verdict": fitted.verdict.to_dict(),
             "steps": len(self.losses),
             "losses": [_finite(loss) for loss in self.losses],
+            "fits_steps": steps_inside(self.measured, fitted.plan.budget_bytes),
             "reason": None if self.inside else self._how_it_ran_outside(),
         }
 
@@ -76,7 +79,7 @@ def _on_sample(fitted: Fitted) -> dict[str, Any] | None:
 def try_out(fitted: Fitted, steps: int, progress: Callable[[str], None] = lambda words: None) -> Trial:
     """Train for so many steps, on the loader's batches where there is a loader; then look at one step more, which is rolled back."""
     losses = []
-    with HighWaterMark() as mark:
+    with mark_of(fitted.step) as mark:
         for number, batch in enumerate(itertools.islice(_batches(fitted.step), steps), 1):
             losses.append(fitted(batch))
             progress(f"training, step {number} of {steps} done")
@@ -95,9 +98,10 @@ def _batches(step: Step) -> Iterator[Batch]:
         yield from itertools.repeat(step.batch)
     while loader is not None:
         empty = True
-        for batch in loader:
-            empty = False
-            yield batch
+        with users_code("its loader"):
+            for batch in loader:
+                empty = False
+                yield batch
         if empty:
             yield step.batch
 

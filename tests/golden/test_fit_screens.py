@@ -64,6 +64,15 @@ def fitted_outside(console: Console) -> None:
     print_fit(fit_view(predicted(), predicted(), actual, 2 * GIB, (1.0, "predicted"), ["1.5 + 2.25"]), console)
 
 
+def growing_plan() -> Plan:
+    return replace(untimed_plan(), levers=(), growth_bytes=3 * MIB, fits_steps=1366)
+
+
+def fitted_growing(console: Console) -> None:
+    actual = replace(measured(), process_bytes=1950 * MIB, process_high_bytes=1950 * MIB, growth_bytes=3 * MIB)
+    print_fit(fit_view(predicted(), predicted(), actual, 2 * GIB, (1.0, "predicted"), ["0.5"]), console)
+
+
 def checked_yes(console: Console) -> None:
     reason = "It fits 2.00 GiB: the process is predicted to take 1.00 GiB, at most 1.10 GiB."
     print_check(check_view(True, 2 * GIB, "cpu", reason, []), console)
@@ -87,8 +96,10 @@ SCREENS: dict[str, Callable[[Console], None]] = {
     "plan": lambda console: print_plan(plan(), console),
     "plan_empty": lambda console: print_plan(empty_plan(), console),
     "plan_untimed": lambda console: print_plan(untimed_plan(), console),
+    "plan_growing": lambda console: print_plan(growing_plan(), console),
     "fit_inside": fitted_inside,
     "fit_outside": fitted_outside,
+    "fit_growing": fitted_growing,
     "check_yes": checked_yes,
     "check_no": checked_no,
     "levers": levers,

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import signal
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
 import memfit
+from memfit import applying
 from memfit.applying import apply_plan
 from memfit.errors import MemfitError, PlanError
 from memfit.levers import CannotApply, Undo
@@ -92,18 +95,46 @@ def test_a_fitted_step_is_not_planned_for_nor_proven_nor_fitted_again(lever: Sma
     assert step.running == Running() and memfit.verify(step, plan, levers=levers).equivalent
 
 
-def test_an_empty_plan_is_a_plan_too_until_it_is_undone() -> None:
-    step = dense()
-    empty = apply_plan(step, plan_of(step), LEVERS)
-    with pytest.raises(MemfitError, match=r"This step is fitted already \(by an empty plan\)"):
+def test_what_undoes_takes_everything_off_before_ctrl_c_is_heard() -> None:
+    taken_off: list[str] = []
+
+    def interrupted() -> None:
+        signal.raise_signal(signal.SIGINT)
+        taken_off.append("last")
+
+    undo = Undo()
+    undo.then(taken_off.append, "first")
+    undo.then(interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        undo()
+    assert taken_off == ["last", "first"]
+
+
+def test_a_plan_is_on_whole_or_not_at_all_when_ctrl_c_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    step, put_on = dense(), applying.apply_levers
+
+    def interrupted(*args: Any) -> Undo:
+        undo = put_on(*args)
+        signal.raise_signal(signal.SIGINT)
+        return undo
+
+    monkeypatch.setattr(applying, "apply_levers", interrupted)
+    with pytest.raises(KeyboardInterrupt):
         apply_plan(step, plan_of(step, SPLIT), LEVERS)
-    empty()
     assert step.running == Running()
-    split = apply_plan(step, plan_of(step, SPLIT), LEVERS)
-    empty()
-    with pytest.raises(MemfitError, match=r"This step is fitted already \(split\)"):
-        memfit.fit(step, "8GiB")
-    split()
+
+
+def test_an_empty_plan_is_a_plan_that_is_on() -> None:
+    step = dense()
+    undo = apply_plan(step, plan_of(step), LEVERS)
+    with pytest.raises(MemfitError, match=r"This step is fitted already \(with no technique\).*undo the first fit"):
+        apply_plan(step, plan_of(step, SPLIT), LEVERS)
+    undo()
+    other = apply_plan(step, plan_of(step, SPLIT), LEVERS)
+    undo()
+    with pytest.raises(MemfitError, match=r"fitted already \(split\)"):
+        apply_plan(step, plan_of(step), LEVERS)
+    other()
     assert step.running == Running()
 
 

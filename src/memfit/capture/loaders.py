@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
+import numpy as np
 import psutil
-import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Sampler
 
 from memfit.batches import tensors_in
-from memfit.ops.random_samples import draws_random_numbers
+from memfit.ops.random_samples import GENERATORS, draws_random_numbers
 from memfit.ops.sample_cache import cached_bytes
+from memfit.restoring import random_numbers_restored
+from memfit.users_code import users_code
 
 _LONGEST_WAIT = 40  # looks, a twentieth of a second apart
 
@@ -44,12 +49,24 @@ class Workers:
         }
 
 
+_KNOWN: WeakKeyDictionary[DataLoader[Any], dict[tuple[Any, ...], Workers]] = WeakKeyDictionary()  # starting them takes seconds
+
+
 def loader_workers(loader: Any) -> Workers:
-    """Start the loader's workers, take one batch, and see what they add; then stop them again."""
+    """What the loader's workers add: they are started once for each setting of it that levers try."""
     if not isinstance(loader, DataLoader):
         return Workers()
+    cached = cached_bytes(loader.dataset)
     if loader.num_workers == 0:
-        return Workers(cached_bytes=cached_bytes(loader.dataset))
+        return Workers(cached_bytes=cached)
+    known, setting = _KNOWN.setdefault(loader, {}), (loader.num_workers, loader.prefetch_factor, loader.pin_memory, cached)
+    if setting not in known:
+        known[setting] = _weighed(loader, cached)
+    return known[setting]
+
+
+def _weighed(loader: DataLoader[Any], cached: int) -> Workers:
+    """Start the workers, take one batch, and see what they add; then stop them again."""
     known = {child.pid for child in psutil.Process().children()}
     with _started(loader) as (batch, iterator):
         children = [c for c in psutil.Process().children(recursive=True) if c.pid not in known]
@@ -63,28 +80,54 @@ def loader_workers(loader: Any) -> Workers:
         waiting if loader.pin_memory else 0,
         waiting,
         prefetch,
-        cached_bytes(loader.dataset),
+        cached,
         draws_random_numbers(loader.dataset),
     )
 
 
 @contextlib.contextmanager
 def _started(loader: DataLoader[Any]) -> Iterator[tuple[Any, Any]]:
-    """A fresh iterator with its first batch; what the user's own next iterator will give stays the same."""
+    """A fresh iterator with its first batch, if it has one; what the user's own next iterator will give stays the same."""
     kept, loader._iterator = loader._iterator, None
-    generators = {id(g): g for g in (loader.generator, getattr(loader.sampler, "generator", None)) if g is not None}
-    states = [(generator, generator.get_state()) for generator in generators.values()]
-    with torch.random.fork_rng(devices=[]):
-        iterator = iter(loader)
+    put_back = [_as_it_is(generator) for generator in _generators_in(loader)]
+    iterator = None
+    with random_numbers_restored():
         try:
-            yield next(iterator), iterator
+            with users_code("its loader"):
+                iterator = iter(loader)
+                batch = next(iterator, None)
+            yield batch, iterator
         finally:
             shutdown = getattr(iterator, "_shutdown_workers", None)
             if shutdown:
                 shutdown()
             loader._iterator = kept
-            for generator, state in states:
-                generator.set_state(state)
+            for again in put_back:
+                again()
+
+
+def _generators_in(loader: DataLoader[Any]) -> Iterator[Any]:
+    """Its own, its samplers', and those of samplers in these."""
+    waiting: list[Any] = [loader]
+    seen: set[int] = set()
+    while waiting:
+        for name, value in getattr(waiting.pop(), "__dict__", {}).items():
+            if id(value) in seen:
+                continue
+            seen.add(id(value))
+            if isinstance(value, GENERATORS):
+                yield value
+            elif isinstance(value, Sampler) or name in ("sampler", "batch_sampler"):
+                waiting.append(value)
+
+
+def _as_it_is(generator: Any) -> Callable[[], object]:
+    """What sets a generator to where it stands now."""
+    if isinstance(generator, random.Random):
+        return partial(generator.setstate, generator.getstate())
+    if isinstance(generator, np.random.Generator):
+        return partial(setattr, generator.bit_generator, "state", generator.bit_generator.state)
+    return partial(generator.set_state, generator.get_state())  # torch's, and NumPy's older kind
 
 
 def _settled_bytes(children: list[psutil.Process]) -> int:

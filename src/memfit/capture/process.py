@@ -10,6 +10,7 @@ import psutil
 
 from memfit.batches import tensors_in
 from memfit.capture.allocations import Allocations
+from memfit.capture.cgroups import room_in_cgroups
 from memfit.capture.cuda_allocator import CachingAllocator
 from memfit.capture.heap import Slack, heap_slack
 from memfit.capture.loaders import loader_workers
@@ -18,7 +19,7 @@ from memfit.step import Step
 
 _WARM_UP = 45 * 2**20  # kernels' code, threads and their buffers, from the first step on (measured: 28 to 65 MiB)
 _WARM_UP_UNSURE = 25 * 2**20
-_CUDA_CONTEXT = 480 * 2**20  # driver context and libraries: between 300 and 600 MiB on common cards, not measured here
+CUDA_CONTEXT = 480 * 2**20  # driver context and libraries: between 300 and 600 MiB on common cards, not measured here
 _CUDA_CONTEXT_UNSURE = 150 * 2**20
 
 
@@ -28,13 +29,9 @@ def resident_bytes() -> int:
 
 
 def memory_left() -> int:
-    """What this process may grow to: the machine's free memory and what it holds already, or its cgroup's limit."""
-    room = resident_bytes() + int(psutil.virtual_memory().available)
-    try:
-        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
-    except OSError:
-        return room
-    return min(room, int(limit)) if limit.isdigit() else room
+    """What this process may grow to: the machine's free memory and what it holds already, or what its control groups leave to it."""
+    held = resident_bytes()
+    return int(min(held + psutil.virtual_memory().available, room_in_cgroups(held)))
 
 
 def base_bytes(step: Step) -> int:
@@ -87,7 +84,7 @@ def predicted_process(trace: Trace, step: Step, base: int) -> Process:
     if trace.device == "cuda":  # the driver counts its own memory: loader workers are in the host's
         slack, host = _reserved_slack(allocations), base + _WARM_UP + workers.bytes
         unsure = _CUDA_CONTEXT_UNSURE
-        return Process(_CUDA_CONTEXT, slack.low - unsure, slack.likely, slack.high + unsure, host_bytes=host)
+        return Process(CUDA_CONTEXT, slack.low - unsure, slack.likely, slack.high + unsure, host_bytes=host)
     slack, unsure = heap_slack(allocations), _WARM_UP_UNSURE
     process = Process(base + _WARM_UP, slack.low - unsure, slack.likely, slack.high + unsure, **workers.of_process())
     return step.running.beside(trace, process) if step.running.beside else process

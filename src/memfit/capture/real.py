@@ -6,18 +6,19 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from memfit.capture.cuda_mark import UNVALIDATED, CudaMark, mark_of, measured_process
 from memfit.capture.devices import device_named
 from memfit.capture.labels import labelled
 from memfit.capture.loaders import loader_workers
 from memfit.capture.memory_events import MemoryEvents, peak_of
 from memfit.capture.models import models_of
 from memfit.capture.non_finite import FiniteLosses
-from memfit.capture.process import HighWaterMark, base_bytes
+from memfit.capture.process import base_bytes
 from memfit.capture.reach import reaching
 from memfit.capture.recorder import Recorder
 from memfit.capture.rollback import rolled_back
 from memfit.capture.whereabouts import ModulePath
-from memfit.records import Process, Trace
+from memfit.records import Trace
 from memfit.step import Step, device_of
 
 _MOST_STEPS = 4  # a step whose memory still grows after so many will grow for ever
@@ -37,7 +38,7 @@ def capture_real(step: Step, progress: Callable[[str], None]) -> Trace:
     with rolled_back(step):
         recording, growth = _record_steady(step, progress)
         progress("timing a plain step")
-        with HighWaterMark() as mark:
+        with mark_of(step) as mark:
             started = time.perf_counter()
             step.run(step.batch, schedule=False)
             seconds = time.perf_counter() - started
@@ -48,7 +49,7 @@ def capture_real(step: Step, progress: Callable[[str], None]) -> Trace:
         recording.recorder.saved(),
         recording.recorder.calls(),
         models_of(step, recording.modules),
-        Process(base, measured_bytes=mark.bytes + workers.bytes, **workers.of_process()),
+        measured_process(mark, base, workers),
         predicted=False,
         device=device_of(step),
         batch_size=step.batch_size,
@@ -56,6 +57,7 @@ def capture_real(step: Step, progress: Callable[[str], None]) -> Trace:
         growth_bytes=growth,
         half_is_cheap=device_named(device_of(step)).half_is_cheap,
         gradients_in_parts=recording.recorder.gradients_in_parts,
+        notes=(UNVALIDATED,) if isinstance(mark, CudaMark) else (),
     )
 
 

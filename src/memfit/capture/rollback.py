@@ -6,7 +6,7 @@ The bits wait in a file, not in memory, so that looking at a step that barely fi
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 
 import torch
 
@@ -14,7 +14,7 @@ from memfit.batches import tensors_in
 from memfit.errors import StepError
 from memfit.kept_bits import bits_restored
 from memfit.restoring import attributes_restored, held_tensors, outer_gradients_restored, random_numbers_restored
-from memfit.running import interrupts_held_back
+from memfit.running import WholeExit
 from memfit.step import Step
 from memfit.step_faults import value_faults
 
@@ -24,19 +24,15 @@ def rolled_back(step: Step) -> Iterator[None]:
     """Run steps inside; afterwards the step is as it was, bit for bit, also after an exception or Ctrl-C."""
     if faults := value_faults(step):
         raise StepError(faults)
-    with ExitStack() as undo:
+    with WholeExit() as undo:
         undo.enter_context(random_numbers_restored())
         undo.enter_context(attributes_restored(step))
         undo.enter_context(bits_restored(_storages(step)))
         undo.enter_context(outer_gradients_restored(step))
         undo.callback(_put_back_parameters, [(p, p.data, p.requires_grad, p.grad) for p in _parameters(step)])
-        try:
-            for p in _parameters(step):
-                p.grad = None
-            yield
-        finally:
-            with interrupts_held_back():
-                undo.close()
+        for p in _parameters(step):
+            p.grad = None
+        yield
 
 
 def _parameters(step: Step) -> list[torch.Tensor]:

@@ -22,6 +22,7 @@ from memfit.capture.whereabouts import is_the_users, short_path
 from memfit.errors import CannotSimulate, MemfitError
 from memfit.ops.leaves import leaves_of
 from memfit.restoring import attributes_restored, containers_of, outer_gradients_restored, random_numbers_restored
+from memfit.running import WholeExit
 from memfit.step import Step
 from memfit.torch_private import NEEDS_VALUES, FakeTensor, FakeTensorMode
 
@@ -91,7 +92,11 @@ def simulated(step: Step) -> Iterator[Step]:
         return faked[id(tensor)]
 
     refuse_parameter_hooks(step)
-    with _as_before(step), ExitStack() as undo, mode, KnownNumbers(), values_refused(), _no_complaints():
+    with WholeExit() as around:
+        around.enter_context(_as_before(step))
+        undo = around.enter_context(ExitStack())
+        for each in (mode, KnownNumbers(), values_refused(), _no_complaints()):
+            around.enter_context(each)
         _exchange_held_tensors(step, fake)
         for optimizer in step.optimizers:
             _exchange_optimizer_tensors(optimizer, fake, undo)

@@ -13,6 +13,7 @@ from memfit.checking import grown_since, parse_tolerance, refuse_incomparable, w
 from memfit.commands.screen import Screen, progress_on, stdout_for_json
 from memfit.commands.target import load_step, step_errors
 from memfit.errors import Infeasible
+from memfit.growth import growth_facts
 from memfit.records import Ledger
 from memfit.report.fit_terminal import print_check
 from memfit.report.fit_view import check_view
@@ -34,6 +35,8 @@ _MAY_GROW = (
 def check_command(target: str, budget: str, baseline: str | None, tolerance: str, device: str | None, as_json: bool) -> None:
     """Say whether a step fits a budget, without running it: exit 0 if it does, 1 if it does not or has grown.
 
+    A step that leaves memory behind each time does not, unless there is room for a million of them.
+
     TARGET is path/to/file.py:function or package.module:function; the function returns a memfit.Step.
     """
     budget_bytes, allowed = parse_bytes(budget), parse_tolerance(tolerance)
@@ -53,6 +56,7 @@ def check_command(target: str, budget: str, baseline: str | None, tolerance: str
     if as_json:
         answer = {"schema": "memfit.check/1", "fits": fits, "budget_bytes": budget_bytes, "process_bytes": ledger.process_bytes}
         answer |= {"process_high_bytes": ledger.process_high_bytes, "reason": reason, "grown": grown}
+        answer |= growth_facts(ledger, budget_bytes)
         click.echo(json.dumps(answer))
     else:
         print_check(check_view(fits, budget_bytes, ledger.device, reason, grown), Screen())

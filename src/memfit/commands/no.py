@@ -1,4 +1,4 @@
-"""An honest no for scripts: with --json it is one object on standard output, with the keys that a yes would have; null is not known."""
+"""An honest no for scripts: with --json one object on standard output, with the keys that a yes would have, null where nothing ran."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from memfit.commands.screen import stdout_for_json
 from memfit.errors import Infeasible, NotEquivalent
 from memfit.records import Ledger, Plan
 
-_AFTER_A_PROFILES = ("baseline", "slowdown", "slowdown_is", "slowdown_on_sample", "plan", "verdict", "steps", "losses", "reason")
+_OF_A_RUN = ("baseline", "slowdown", "slowdown_is", "slowdown_on_sample", "steps", "losses", "fits_steps")
 
 
 @contextlib.contextmanager
@@ -25,8 +25,8 @@ def answer_for_json(schema: str, budget: int) -> Iterator[None]:
     except (Infeasible, NotEquivalent) as no:
         plan = no_plan(no, budget) if no.plan is None and isinstance(no, Infeasible) else no.plan and no.plan.to_dict()
         verdict = no.verdict.to_dict() if isinstance(no, NotEquivalent) and no.verdict else None
-        said = {"schema": schema, "plan": plan, "verdict": verdict, "reason": str(no)}
-        click.echo(json.dumps(dict.fromkeys(("schema", *Ledger.keys(), *_AFTER_A_PROFILES)) | said))
+        nothing = dict.fromkeys((*Ledger.saved_keys(), *_OF_A_RUN))
+        click.echo(json.dumps({"schema": schema} | nothing | {"plan": plan, "verdict": verdict, "reason": str(no)}))
         raise click.exceptions.Exit(no.exit_code) from no
 
 

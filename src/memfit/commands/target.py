@@ -16,12 +16,10 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from memfit.errors import MemfitError, StepError, TargetError
+from memfit.users_code import NOT_TOLD, told
 
 if TYPE_CHECKING:
     from memfit.step import Step
-
-_NOT_TOLD = (KeyboardInterrupt, GeneratorExit)
-_OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
 
 
 def load_step(target: str, simulate: bool) -> Step:
@@ -49,12 +47,12 @@ def step_errors() -> Iterator[None]:
     """What the user's step raises while it runs becomes a StepError, a sys.exit among it; an error of memfit's own passes as it is."""
     try:
         yield
-    except (MemfitError, *_NOT_TOLD):
+    except (MemfitError, *NOT_TOLD):
         raise
     except BaseException as error:
         if not _is_the_steps(error):
             raise
-        raise StepError([_told(error)]) from error
+        raise StepError([told(error)]) from error
 
 
 def _module_from_file(path: Path) -> ModuleType:
@@ -138,41 +136,10 @@ def _no_such_function(module: ModuleType, place: str, name: str) -> str:
 def _told_as_target_error(what: str) -> Iterator[None]:
     try:
         yield
-    except (MemfitError, *_NOT_TOLD):
+    except (MemfitError, *NOT_TOLD):
         raise
     except BaseException as error:  # also a sys.exit, and what test frameworks end a test with
-        raise TargetError(f"{what}: {_told(error)}") from error
-
-
-def _told(error: BaseException) -> str:
-    """The user's line, what it raised and the way out."""
-    place, line = _users_line(error)
-    message = error.msg if isinstance(error, SyntaxError) else str(error)
-    raised = f"{place} raised {type(error).__name__}" + (f": {message}" if message else "")
-    return "\n".join(part for part in (raised, line and f"    {line}", _way_out(error)) if part)
-
-
-def _users_line(error: BaseException) -> tuple[str, str]:
-    from memfit.capture.whereabouts import is_the_users, short_path
-
-    if isinstance(error, SyntaxError) and error.filename:
-        return f"{short_path(error.filename)}:{error.lineno}", (error.text or "").strip()
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if is_the_users(frame.filename)]
-    own = [frame for frame in frames if "site-packages" not in frame.filename] or frames
-    return (f"{short_path(own[-1].filename)}:{own[-1].lineno}", own[-1].line or "") if own else ("torch", "")
-
-
-def _way_out(error: BaseException) -> str:
-    message = str(error).lower()
-    if isinstance(error, MemoryError) or any(words in message for words in _OUT_OF_MEMORY):
-        return "It does not fit in this machine's memory: --simulate profiles it without touching any."
-    if isinstance(error, ImportError) and "relative import" in message:
-        return "The file is part of a package: name it as package.module:function."
-    if isinstance(error, ImportError):
-        return "Install what is missing, or run memfit in the environment your training runs in."
-    if isinstance(error, SystemExit):
-        return 'What memfit calls must not end the program: put what should run only as a script under: if __name__ == "__main__".'
-    return ""
+        raise TargetError(f"{what}: {told(error)}") from error
 
 
 def _is_the_steps(error: BaseException) -> bool:

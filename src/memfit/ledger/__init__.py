@@ -7,7 +7,7 @@ import numpy as np
 from memfit.errors import MemfitError
 from memfit.ledger.findings import findings_in
 from memfit.ledger.owners import by, by_category, owners_at
-from memfit.ledger.timeline import live_bytes, stretches
+from memfit.ledger.timeline import live_bytes, reaching, stretches
 from memfit.records import Ledger, Trace
 
 __all__ = ["account"]
@@ -19,6 +19,8 @@ def account(trace: Trace, causes: bool = True) -> Ledger:
     """The ledger of a step; looking for root causes takes longest, and a planner that weighs many ledgers leaves it out."""
     if not trace.ops:
         raise MemfitError("The step ran no operator at all, so there is nothing to count: does its loss use the model?")
+    if trace.process.measured_peak_bytes is not None:
+        trace = reaching(trace, trace.process.measured_peak_bytes)
     live = live_bytes(trace)
     peak_op = int(live.argmax())
     peak = int(live[peak_op])
@@ -52,4 +54,5 @@ def account(trace: Trace, causes: bool = True) -> Ledger:
         stretches=stretches(trace),
         notes=trace.notes,
         trace=trace,
+        growth_bytes=trace.growth_bytes,
     )

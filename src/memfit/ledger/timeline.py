@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +20,15 @@ def live_bytes(trace: Trace) -> NDArray[np.int64]:
         change[min(count, last_op(storage, count) + 1)] -= storage.bytes
     alive: NDArray[np.int64] = np.cumsum(change)[:count] + np.fromiter((op.workspace for op in trace.ops), np.int64, count)
     return alive
+
+
+def reaching(trace: Trace, peak: int) -> Trace:
+    """The trace with this peak: what an allocator counted beyond all that was seen is what the op at the peak took inside."""
+    live = live_bytes(trace)
+    op = int(live.argmax())
+    beyond = max(0, peak - int(live[op]))
+    changed = replace(trace.ops[op], workspace=trace.ops[op].workspace + beyond)
+    return replace(trace, ops=(*trace.ops[:op], changed, *trace.ops[op + 1 :]))
 
 
 def last_op(storage: Storage, count: int) -> int:

@@ -11,6 +11,7 @@ from memfit.levers.reading import is_word, reader
 from memfit.levers.undo import Undo
 from memfit.records import Ledger, Option
 from memfit.step import Step
+from memfit.users_code import users_code
 
 _STAYS = ("running", "variants")
 read_settings = reader({"variant": is_word})
@@ -51,7 +52,8 @@ class ArchitectureLever:
             raise CannotApply(f"This step has no variant {name!r} (it has: {known}): give it as Step(…, variants={{name: factory}}).")
         if step.running != type(step.running)():
             raise CannotApply(f"{name!r} is another model, and other levers are on the present one: put this lever on first.")
-        variant = step.variants[name]()
+        with users_code(f"its variant {name!r}"):
+            variant = step.variants[name]()
         if not isinstance(variant, Step):
             raise CannotApply(f"The factory of variant {name!r} returned a {type(variant).__name__}: let it return a Step.")
         with Undo.or_nothing() as undo:

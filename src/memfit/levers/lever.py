@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from memfit.errors import MemfitError
@@ -49,3 +49,14 @@ def trace_of(ledger: Ledger) -> Trace:
     if ledger.trace is None:
         raise MemfitError("This profile was read from a file, without the trace a plan needs: profile the step again.")
     return ledger.trace
+
+
+def why_left_out(names: Iterable[str], error: Exception) -> str:
+    """In a line: levers that a step was tried with and does not take.
+
+    >>> why_left_out(["saved", "microbatch"], ValueError("two classes"))
+    'leaving out saved, microbatch: the step fails with it (ValueError: two classes)'
+    """
+    said = str(error).partition("\n")[0]
+    reason = said if isinstance(error, CannotApply) else f"the step fails with it ({type(error).__name__}: {said})"
+    return f"leaving out {', '.join(names)}: {reason}"

@@ -25,4 +25,5 @@ def _with_slack(before: Ledger, process: Process, ratio: float) -> Process:
         slack_low_bytes=int(low * ratio),
         slack_high_bytes=int(high * ratio),
         measured_bytes=None,
+        measured_peak_bytes=None,
     )

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
-from memfit.running import interrupts_held_back
+from memfit.running import WholeExit, interrupts_held_back
 
 
 class Undo:
-    """Called once, it restores everything an `apply` changed, last change first; called again, it does nothing.
+    """Called once, it restores everything an `apply` changed, last change first; called again, it does nothing. Ctrl-C waits.
 
     >>> values = [1]
     >>> undo = Undo()
@@ -20,7 +20,7 @@ class Undo:
     """
 
     def __init__(self) -> None:
-        self._changes = ExitStack()
+        self._changes = WholeExit()
 
     @classmethod
     @contextmanager

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-_GENERATORS = (np.random.RandomState, np.random.Generator, torch.Generator, random.Random)
+GENERATORS = (np.random.RandomState, np.random.Generator, torch.Generator, random.Random)
 _DEEPEST = 8  # a dataset of transforms of transforms
 
 
@@ -46,7 +46,7 @@ def _states_put_back() -> Iterator[Callable[[], tuple[bytes, object, str]]]:
 
 def _holds_a_generator(value: Any, seen: set[int], depth: int) -> bool:
     """A generator of its own, somewhere inside: fetching a sample to see would move it on."""
-    if isinstance(value, _GENERATORS):
+    if isinstance(value, GENERATORS):
         return True
     if depth == 0 or id(value) in seen or isinstance(value, (torch.Tensor, np.ndarray, str, bytes, int, float, type)):
         return False

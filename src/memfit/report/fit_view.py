@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from memfit.growth import left_behind, steps_in_words, steps_inside
 from memfit.records import Ledger
 from memfit.report.plan_view import slowdown_words
 from memfit.units import format_bytes, format_seconds
@@ -49,8 +50,14 @@ def fit_view(
         f"It ran {'inside' if inside else 'outside'} the budget: {format_bytes(measured.process_bytes)} of {format_bytes(budget)}.",
         inside,
         rows,
-        (("Time", _time(*slowdown) + seconds), ("Losses", ", ".join(shown))),
+        (("Time", _time(*slowdown) + seconds), ("Losses", ", ".join(shown)), *_growth(measured, budget)),
     )
+
+
+def _growth(measured: Ledger, budget: int) -> Iterator[tuple[str, str]]:
+    """What a longer run would meet."""
+    if (steps := steps_inside(measured, budget)) is not None:
+        yield "Growth", f"{left_behind(measured.growth_bytes)}: there is room for {steps_in_words(max(0, steps - 1))} more"
 
 
 def _time(ratio: float | None, how: str) -> str:

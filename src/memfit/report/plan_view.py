@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from memfit.growth import left_behind, steps_in_words
 from memfit.records import EXACTNESS, Alternative, Plan, PlannedLever
 from memfit.units import format_bytes, format_seconds
 
@@ -64,10 +65,11 @@ def slowdown_words(slowdown: float | None) -> str:
 
 
 def _answer(plan: Plan) -> str:
+    steps = "" if plan.fits_steps is None else f" for {steps_in_words(plan.fits_steps)}"
     if not plan.levers:
-        return "It fits as it is: nothing has to be changed."
+        return f"It fits{steps} as it is: nothing has to be changed."
     count = len(plan.levers)
-    return f"It fits with {count} technique{'s' * (count > 1)}."
+    return f"It fits{steps} with {count} technique{'s' * (count > 1)}."
 
 
 def _figures(plan: Plan) -> Iterator[tuple[str, str, str]]:
@@ -75,6 +77,8 @@ def _figures(plan: Plan) -> Iterator[tuple[str, str, str]]:
     yield format_bytes(plan.predicted_process_bytes), "Process", "predicted; the upper end of its interval is inside the budget"
     if plan.predicted_host_bytes:
         yield format_bytes(plan.predicted_host_bytes), "Host", "predicted, of the host's memory, with what is put away there"
+    if plan.growth_bytes:
+        yield format_bytes(plan.growth_bytes), "Growth", f"{left_behind(plan.growth_bytes)}; no technique helps against that"
     words = slowdown_words(plan.predicted_slowdown) + _TIMES.get(plan.times, "")
     yield "" if plan.predicted_slowdown is None else f"{plan.predicted_slowdown:.2f}", "Time", words
     if (plan.gap or 0.0) >= _WORTH_SAYING:

@@ -122,13 +122,15 @@ def _setting(ledger: Ledger) -> str:
 
 
 def _peak(ledger: Ledger) -> Figure:
-    how = _predicted(ledger.low_bytes, ledger.high_bytes) if ledger.predicted else "measured by torch's allocator events"
+    events = "events" if ledger.process.measured_peak_bytes is None else "statistics"
+    how = _predicted(ledger.low_bytes, ledger.high_bytes) if ledger.predicted else f"measured by torch's allocator {events}"
     return Figure("Peak", ledger.peak_bytes, how)
 
 
 def _process(ledger: Ledger) -> Figure:
     measured = ledger.process.measured_bytes is not None
-    how = "measured by the system's high-water mark" if measured else _predicted(ledger.process_low_bytes, ledger.process_high_bytes)
+    who = "the system's high-water mark" if ledger.process.measured_peak_bytes is None else "torch's allocator statistics, with the context"
+    how = f"measured by {who}" if measured else _predicted(ledger.process_low_bytes, ledger.process_high_bytes)
     return Figure("Process", ledger.process_bytes, how)
 
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import platform
+import random
+from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 import torch
@@ -14,6 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import memfit
 from memfit import Step
+from memfit.capture import loaders
 from memfit.capture.allocations import Allocations
 from memfit.capture.heap import heap_slack
 from memfit.capture.loaders import loader_workers
@@ -37,9 +41,8 @@ def test_the_high_water_mark_sees_memory_that_came_and_went() -> None:
 def test_the_room_of_a_process_is_the_machines_or_its_cgroups(monkeypatch: pytest.MonkeyPatch) -> None:
     room = memory_left()
     assert resident_bytes() < room <= psutil.virtual_memory().total + resident_bytes()
-    for limit, expected in (("max\n", room), (f"{64 * MIB}\n", 64 * MIB)):
-        monkeypatch.setattr("memfit.capture.process.Path.read_text", lambda path, limit=limit: limit)
-        assert abs(memory_left() - expected) < 256 * MIB  # other programs come and go
+    monkeypatch.setattr("memfit.capture.process.room_in_cgroups", lambda held: 64 * MIB)
+    assert memory_left() == 64 * MIB
 
 
 def test_the_base_leaves_out_the_steps_own_tensors() -> None:
@@ -139,6 +142,52 @@ def test_a_loader_gives_the_same_samples_after_it_was_weighed() -> None:
         return [float(x) for (batch,) in loader for x in batch]
 
     assert order(weighed=True) == order(weighed=False)
+
+
+class Shuffled(torch.utils.data.Sampler[int]):
+    """Draws from NumPy, from Python and from generators of its own."""
+
+    def __init__(self) -> None:
+        self.torchs, self.pythons, self.numpys = torch.Generator(), random.Random(1), np.random.default_rng(1)
+
+    def __iter__(self) -> Iterator[int]:
+        torch.randperm(12, generator=self.torchs)
+        self.pythons.random()
+        self.numpys.random()
+        order = list(range(12))
+        random.shuffle(order)
+        np.random.shuffle(order)
+        return iter(order)
+
+    def __len__(self) -> int:
+        return 12
+
+
+def test_a_sampler_draws_what_it_would_have_drawn_after_it_was_weighed() -> None:
+    def states() -> list[Any]:
+        drawn = [sampler.pythons.getstate(), sampler.numpys.bit_generator.state, random.getstate(), np.random.get_state()[1].tolist()]
+        return [*drawn, sampler.torchs.get_state().tolist()]
+
+    sampler = Shuffled()
+    batches = torch.utils.data.BatchSampler(sampler, 4, drop_last=False)
+    loader = DataLoader(TensorDataset(torch.arange(12.0)), batch_sampler=batches, num_workers=1)
+    before = states()
+    next(iter(loader))
+    assert all(was != now for was, now in zip(before, states(), strict=True))  # it does draw from each
+    before = states()
+    loader_workers(loader)
+    assert states() == before
+
+
+def test_workers_are_started_once_for_each_setting_of_a_loader(monkeypatch: pytest.MonkeyPatch) -> None:
+    started = []
+    weighed = loaders._weighed
+    monkeypatch.setattr(loaders, "_weighed", lambda loader, cached: started.append(loader.num_workers) or weighed(loader, cached))
+    loader = DataLoader(TensorDataset(torch.arange(12.0)), batch_size=4, num_workers=2)
+    assert loader_workers(loader) == loader_workers(loader) and started == [2]
+    loader.__dict__["num_workers"] = 1  # as the loader lever sets it
+    assert loader_workers(loader).count == 1 and started == [2, 1]
+    assert loader_workers(DataLoader(TensorDataset(torch.arange(12.0)), batch_size=4, num_workers=1)).count == 1 and started == [2, 1, 1]
 
 
 @pytest.mark.parametrize("simulate", [True, False])

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import memfit
-from memfit import Step, kept_bits
+from memfit import Step, kept_bits, restoring
 from memfit.batches import map_tensors, tensors_in
 from memfit.capture.rollback import rolled_back
 from small_steps import SMALL_STEPS, convolutional_2d
@@ -92,6 +92,22 @@ def test_everything_is_put_back_before_ctrl_c_is_heard(monkeypatch: pytest.Monke
     with pytest.raises(KeyboardInterrupt), rolled_back(step):
         step.run(step.batch)
     assert same(before, everything(step))
+
+
+def test_a_simulation_puts_everything_back_before_ctrl_c_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    step = convolutional_2d()
+    step.run(step.batch)
+    before, refill = everything(step), restoring._refill
+
+    def interrupted(*args: Any) -> None:
+        signal.raise_signal(signal.SIGINT)
+        refill(*args)
+
+    monkeypatch.setattr(restoring, "_refill", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        memfit.profile(step, simulate=True)
+    assert same(before, everything(step))
+    assert type(step.models[""](step.batch["image"])) is torch.Tensor
 
 
 def test_a_full_disk_is_found_before_anything_is_changed() -> None:

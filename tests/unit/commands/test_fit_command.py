@@ -64,6 +64,16 @@ def test_json_says_that_nothing_fits_as_a_plan_would(capfd: pytest.CaptureFixtur
     assert plan["lowest_bytes"] == plan["reachable_bytes"]["reordered"] > 2**20
 
 
+def test_json_of_a_no_has_every_key_of_a_yes(capfd: pytest.CaptureFixture[str]) -> None:
+    run(["fit", "train.py:build", "--budget", "16GiB", "--steps", "1", "--json"])
+    yes = json.loads(capfd.readouterr().out)
+    run(["fit", "train.py:build", "--budget", "1MiB", "--json"])
+    no = json.loads(capfd.readouterr().out)
+    assert no.keys() == yes.keys()
+    assert {key for key, value in no.items() if value is not None} == {"schema", "plan", "reason"}
+    assert no["plan"].keys() >= yes["plan"].keys()
+
+
 def test_json_says_which_plan_the_proof_refused_and_why(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     from memfit import proven_plans
     from small_levers import WRONG, SmallLever, plan_of

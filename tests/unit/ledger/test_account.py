@@ -12,6 +12,7 @@ from memfit import Step
 from memfit.errors import MemfitError
 from memfit.ledger import account
 from memfit.ledger.timeline import live_bytes
+from memfit.levers.rewriting import rewritten
 from memfit.records import Op, Process, Saved, Storage, Trace
 from small_steps import SMALL_STEPS
 
@@ -100,3 +101,14 @@ def test_every_attribution_sums_to_the_peak(make: Callable[[], Step], simulate: 
     assert ledger.by_category["parameters"] == sum(s.bytes for s in ledger.trace.storages if s.kind == "parameters")
     covered = [n for s in ledger.stretches for n in range(s.first, s.last + 1)]
     assert covered == list(range(len(ledger.timeline)))
+
+
+def test_a_peak_that_the_devices_allocator_counted_is_the_ledgers() -> None:
+    process = replace(BY_HAND.process, measured_bytes=90_000, measured_peak_bytes=2000)
+    ledger = account(replace(BY_HAND, process=process, predicted=False, device="cuda"))
+    assert ledger.peak_bytes == ledger.low_bytes == ledger.high_bytes == sum(ledger.by_category.values()) == 2000
+    assert ledger.process_bytes == 90_000 and ledger.timeline == (1607, 2000, 1847, 1307)
+    assert next(owner.bytes for owner in ledger.at_peak if owner.op.endswith("(workspace)")) == 93
+    assert ledger.trace is not None and rewritten(ledger, ledger.trace).process.measured_peak_bytes is None
+    seen_more = replace(process, measured_peak_bytes=7)  # what a step holds on the host is not the device's
+    assert account(replace(BY_HAND, process=seen_more, predicted=False)).peak_bytes == 1907
