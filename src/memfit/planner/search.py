@@ -19,13 +19,14 @@ from memfit.levers.saved.table import BITS, CACHE, DROP, RECOMPUTE, STORED, TIME
 from memfit.planner.away import Away
 from memfit.planner.candidates import Candidate, candidate_of, candidates_of, windows_of
 from memfit.planner.evaluation import Evaluation, Outcome
+from memfit.planner.every_table import every_table
 from memfit.planner.inquiry import Inquiry
 from memfit.planner.programme import Programme
 from memfit.records import Speeds
 
 _TIGHTER = (1.0, 0.96, 0.92, 0.86, 0.8)  # the programme knows no remakings on the way, so it is asked for more than is needed
 _STARTING, _PROPOSING, _DESCENDING = 0.3, 0.7, 0.85  # of the time: until when each goes on; the rest takes decisions back
-_FEW = 8  # candidates: every choice between keeping and making again is tried
+_FEW = 8  # candidates: every choice between keeping and making again is tried, and where there are fewer every other, too
 _MOST_EXCHANGES = 1000
 
 
@@ -53,7 +54,7 @@ class Search:
         self.candidates = candidates_of(line, self.plain.peak)
         self.away = away
         self.ways = [*TIMES, RECOMPUTE, *([away.word] if away.word else [])]
-        self._tried_every_choice = False
+        self._every_table = every_table(self)
         self._started = set[int]()  # limits
         self._settled: dict[int, Table] = {}  # by limit: no single change makes it faster
         self._inquiries: dict[tuple[int, int], Inquiry] = {}  # by limit and aim
@@ -118,7 +119,8 @@ class Search:
     def _ask_programme(self, limit: int, deadline: float) -> None:
         """Until one of its proposals fits; where there are few choices, each is tried instead."""
         if len(self.candidates) <= _FEW:
-            self._try_every_choice()
+            while time.thread_time() < deadline and next(self._every_table, None):
+                pass
             return
         for aim in (int(limit * tighter) for tighter in _TIGHTER):
             inquiry = self._inquiries.setdefault((limit, aim), Inquiry(self, aim, limit))
@@ -264,13 +266,6 @@ class Search:
             if table.peak <= limit and table.seconds < best.seconds:
                 return self._exchange(table, limit, deadline)
         return best
-
-    def _try_every_choice(self) -> None:
-        """Between keeping and making again."""
-        if not self._tried_every_choice:
-            for ways in product((None, RECOMPUTE), repeat=len(self.candidates)):
-                self.tried({op: way for op, way in zip(self.candidates, ways, strict=True) if way})
-            self._tried_every_choice = True
 
 
 def _joined(windows: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
