@@ -56,8 +56,9 @@ def search_of(line: Line, disk: bool = False) -> Search:
 
 
 def everything(search: Search) -> list[tuple[int, float]]:
-    """Peak and seconds of every table: each result kept, made again after every count, put away where there is a place, and masks packed."""
-    words = {op: [None, *(search.ways if op in search.candidates else ()), *([BITS] if op in search.masks else ())] for op in choices(search)}
+    """Peak and seconds of every table: each result kept, made again with every count, put away where there is a place, masks packed."""
+    packed, again = dict.fromkeys(search.masks, (BITS,)), dict.fromkeys(search.candidates, search.ways)
+    words = {op: [None, *again.get(op, ()), *packed.get(op, ())] for op in choices(search)}
     tables = ({op: word for op, word in zip(words, chosen, strict=True) if word} for chosen in product(*words.values()))
     outcomes = (search.evaluation.of({**search.always, **ops}) for ops in tables)
     return [(outcome.peak, outcome.seconds) for outcome in outcomes]

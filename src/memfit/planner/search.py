@@ -57,6 +57,7 @@ class Search:
         self._every_table = every_table(self)
         self._started = set[int]()  # limits
         self._settled: dict[int, Table] = {}  # by limit: no single change makes it faster
+        self._settled_in_pairs: dict[int, Table] = {}  # nor do two
         self._inquiries: dict[tuple[int, int], Inquiry] = {}  # by limit and aim
         self.known: list[Table] = [Table({}, self.plain.peak, 0.0)]  # of all that were tried, those that none beats in both
 
@@ -89,9 +90,9 @@ class Search:
             self.tried(self.packed(dict.fromkeys(saved, self.away.word)))
 
     def fastest(self, limit: int, seconds: float = 4.0) -> Table | None:
-        """The fastest table found whose peak is at most `limit`; None where none was found."""
+        """The fastest table found whose peak is at most `limit`; None where none was found. Asked again, it looks further."""
         started = time.thread_time()  # the search's own time: on a busy machine the same plan, only later
-        deadline = started + seconds
+        deadline, asked_again = started + seconds, limit in self._settled
         if self.plain.peak > limit:
             if self.floor > limit:
                 return None
@@ -100,7 +101,10 @@ class Search:
             if self._fastest_known(limit) is None:
                 self._descend(limit, started + _DESCENDING * seconds, deadline)
         best = self._fastest_known(limit)
-        return best if best is None else self._improved(best, limit, deadline)
+        if best is None:
+            return None
+        best = self._improved(best, limit, deadline)
+        return self._in_pairs(best, limit, deadline) if asked_again else best
 
     def _fastest_known(self, limit: int) -> Table | None:
         return min((t for t in self.known if t.peak <= limit), key=lambda t: t.seconds, default=None)
@@ -135,6 +139,19 @@ class Search:
             if better is best and time.thread_time() < deadline:
                 self._settled[limit] = best
             best = better
+        return best
+
+    def _in_pairs(self, best: Table, limit: int, deadline: float) -> Table:
+        """Two decisions changed at once, where no single change helps any more; one of them is less than what is done now."""
+        decided = best.ops.keys() - self.always.keys() if self._settled_in_pairs.get(limit) is not best else ()
+        for op, other in product(sorted(decided), sorted(self.candidates.keys() | self.masks.keys())):
+            for ops in (both for one in self._changed(best.ops, op) for both in self._changed(one, other) if op != other):
+                if time.thread_time() > deadline:
+                    return best
+                table, _ = self.tried(ops)
+                if table.peak <= limit and table.seconds < best.seconds:
+                    return self._in_pairs(self._improved(table, limit, deadline), limit, deadline)
+        self._settled_in_pairs[limit] = best
         return best
 
     def lowest(self, seconds: float) -> Table:
@@ -236,7 +253,7 @@ class Search:
             yield from self._neighbours(first, outcome)
 
     def _changed(self, ops: dict[int, str], op: int) -> Iterator[dict[int, str]]:
-        for change in (None,) if op in self.masks else (None, *self.ways):
+        for change in (None, *(self.ways if op in self.candidates else ()), *((BITS,) if op in self.masks else ())):
             changed = {k: v for k, v in ops.items() if k != op} | ({op: change} if change else {})
             if change != ops.get(op) and (change != self.away.word or self._has_room(changed)):
                 yield changed
