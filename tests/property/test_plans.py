@@ -70,7 +70,7 @@ def found(step: Step, budget: int, *words: str) -> Planned | None:
         return None
 
 
-@settings(rarely, max_examples=3)
+@rarely
 @given(NETWORKS, st.lists(st.floats(0.1, 0.95), min_size=3, max_size=3, unique=True))
 def test_a_larger_budget_never_gives_a_slower_plan(kinds: list[str], shares: list[float]) -> None:
     step = made(kinds)
@@ -115,7 +115,7 @@ def measured(kinds: list[str], share: float, with_plan: bool = True) -> tuple[in
     return peak, high, process, budget
 
 
-@settings(rarely, max_examples=3)
+@settings(rarely, max_examples=2)
 @given(NETWORKS, st.floats(0.15, 0.9))
 def test_the_measured_peak_of_an_applied_plan_is_never_above_what_was_promised(kinds: list[str], share: float) -> None:
     peak, high, process, budget = measured(kinds, share)
