@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -22,7 +23,7 @@ class Outcome:
     peak: int
     seconds: float  # added to the step
     alive: NDArray[np.int64]  # by moment: while each op of the old line runs, then during the remakings before each
-    again: frozenset[int]  # ops that run again
+    again: Mapping[int, int]  # ops that run again, and how often
 
 
 class Evaluation:
@@ -63,7 +64,7 @@ class Evaluation:
         before = np.zeros(len(moved), dtype=np.int64)
         for op, nodes in new.again.items():
             before[op] = alive[moved[op] - len(nodes) : moved[op]].max(initial=0)
-        again = frozenset(node for nodes in new.again.values() for node in nodes)
+        again = Counter(node for nodes in new.again.values() for node in nodes)
         return Outcome(int(alive.max()), self._seconds(new, ops), np.concatenate([alive[moved], before]), again)
 
     def _positions(self, new: Schedule) -> NDArray[np.int64]:

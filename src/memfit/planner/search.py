@@ -18,13 +18,14 @@ from memfit.levers.saved.table import BITS, CACHE, DROP, RECOMPUTE, STORED, TIME
 from memfit.planner.away import Away
 from memfit.planner.candidates import Candidate, candidate_of, candidates_of, unread_stretches
 from memfit.planner.evaluation import Evaluation, Outcome
+from memfit.planner.every_table import every_table
 from memfit.planner.inquiry import Inquiry
 from memfit.planner.programme import Programme
 from memfit.records import Speeds
 
 _TIGHTER = (1.0, 0.96, 0.92, 0.86, 0.8)  # the programme knows no remakings on the way, so it is asked for more than is needed
 _STARTING, _PROPOSING, _DESCENDING = 0.3, 0.7, 0.85  # of the time: until when each goes on; the rest takes decisions back
-_FEW = 8  # candidates: every choice between keeping and making again is tried
+_FEW = 8  # candidates: every choice between keeping and making again is tried, and where there are fewer every other, too
 _MOST_EXCHANGES = 1000
 
 
@@ -52,9 +53,10 @@ class Search:
         self.candidates = candidates_of(line, self.plain.peak)
         self.away = away
         self.ways = [*TIMES, RECOMPUTE, *([away.word] if away.word else [])]
-        self._tried_every_choice = False
+        self._every_table = every_table(self)
         self._started = set[int]()  # limits
         self._settled: dict[int, Table] = {}  # by limit: no single change makes it faster
+        self._settled_in_pairs: dict[int, Table] = {}  # nor do two
         self._inquiries: dict[tuple[int, int], Inquiry] = {}  # by limit and aim
         self.known: list[Table] = [Table({}, self.plain.peak, 0.0)]  # of all that were tried, those that none beats in both
 
@@ -89,9 +91,9 @@ class Search:
             self.tried(self.packed(dict.fromkeys(saved, self.away.word)))
 
     def fastest(self, limit: int, seconds: float = 4.0) -> Table | None:
-        """The fastest table found whose peak is at most `limit`; None where none was found."""
+        """The fastest table found whose peak is at most `limit`; None where none was found. Asked again, it looks further."""
         started = time.thread_time()  # the search's own time: on a busy machine the same plan, only later
-        deadline = started + seconds
+        deadline, asked_again = started + seconds, limit in self._settled
         if self.plain.peak > limit:
             if self.floor > limit:
                 return None
@@ -100,7 +102,10 @@ class Search:
             if self._fastest_known(limit) is None:
                 self._descend(limit, started + _DESCENDING * seconds, deadline)
         best = self._fastest_known(limit)
-        return best if best is None else self._improved(best, limit, deadline)
+        if best is None:
+            return None
+        best = self._improved(best, limit, deadline)
+        return self._in_pairs(best, limit, deadline) if asked_again else best
 
     def _fastest_known(self, limit: int) -> Table | None:
         return min((t for t in self.known if t.peak <= limit), key=lambda t: t.seconds, default=None)
@@ -119,7 +124,8 @@ class Search:
     def _ask_programme(self, limit: int, deadline: float) -> None:
         """Until one of its proposals fits; where there are few choices, each is tried instead."""
         if len(self.candidates) <= _FEW:
-            self._try_every_choice()
+            while time.thread_time() < deadline and next(self._every_table, None):
+                pass
             return
         for aim in (int(limit * tighter) for tighter in _TIGHTER):
             inquiry = self._inquiries.setdefault((limit, aim), Inquiry(self, aim, limit))
@@ -134,6 +140,19 @@ class Search:
             if better is best and time.thread_time() < deadline:
                 self._settled[limit] = best
             best = better
+        return best
+
+    def _in_pairs(self, best: Table, limit: int, deadline: float) -> Table:
+        """Two decisions changed at once, where no single change helps any more; one of them is less than what is done now."""
+        decided = best.ops.keys() - self.always.keys() if self._settled_in_pairs.get(limit) is not best else ()
+        for op, other in product(sorted(decided), sorted(self.candidates.keys() | self.masks.keys())):
+            for ops in (both for one in self._changed(best.ops, op) for both in self._changed(one, other) if op != other):
+                if time.thread_time() > deadline:
+                    return best
+                table, _ = self.tried(ops)
+                if table.peak <= limit and table.seconds < best.seconds:
+                    return self._in_pairs(self._improved(table, limit, deadline), limit, deadline)
+        self._settled_in_pairs[limit] = best
         return best
 
     def lowest(self, seconds: float) -> Table:
@@ -235,7 +254,7 @@ class Search:
             yield from self._neighbours(first, outcome)
 
     def _changed(self, ops: dict[int, str], op: int) -> Iterator[dict[int, str]]:
-        for change in (None,) if op in self.masks else (None, *self.ways):
+        for change in (None, *(self.ways if op in self.candidates else ()), *((BITS,) if op in self.masks else ())):
             changed = {k: v for k, v in ops.items() if k != op} | ({op: change} if change else {})
             if change != ops.get(op) and (change != self.away.word or self._has_room(changed)):
                 yield changed
@@ -265,13 +284,6 @@ class Search:
             if table.peak <= limit and table.seconds < best.seconds:
                 return self._exchange(table, limit, deadline)
         return best
-
-    def _try_every_choice(self) -> None:
-        """Between keeping and making again."""
-        if not self._tried_every_choice:
-            for ways in product((None, RECOMPUTE), repeat=len(self.candidates)):
-                self.tried({op: way for op, way in zip(self.candidates, ways, strict=True) if way})
-            self._tried_every_choice = True
 
 
 def _excess(outcome: Outcome, limit: int) -> float:
