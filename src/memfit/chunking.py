@@ -151,11 +151,12 @@ class _Run:
     weight: Callable[..., float] | None
     chunking: Chunking
     parameters: tuple[torch.Tensor, ...]
+    followed: bool = field(default_factory=torch.is_grad_enabled)  # autograd is watching the call, if not what runs inside
 
     def loss(self) -> torch.Tensor:
-        needing = [t for _, t in tensors_in(self.arguments) if t.requires_grad] if torch.is_grad_enabled() else []
+        needing = [t for _, t in tensors_in(self.arguments) if t.requires_grad] if self.followed else []
         inputs = list({id(t): t for t in needing}.values())
-        parameters = self.parameters if torch.is_grad_enabled() else ()
+        parameters = self.parameters if self.followed else ()
         if not inputs and not parameters:
             return self.differentiated([], [])[0]
         return _Differentiated.apply(self, len(inputs), *inputs, *parameters)  # type: ignore[no-untyped-call, no-any-return]
@@ -205,9 +206,9 @@ class _Run:
         leaves = {id(t): part(t).detach().requires_grad_(t.requires_grad) for t in inputs}
         listed = map_samples(lambda t: t, lambda entries: entries[start : start + count], self.arguments, total, places)
         arguments = map_tensors(lambda t: leaves[id(t)] if id(t) in leaves else part(t), listed)
-        with torch.set_grad_enabled(bool(gradients)), turns.loss():
+        with torch.set_grad_enabled(self.followed), turns.loss():
             loss = self.decode_and_loss(*arguments)
-            _check(loss, [*leaves.values(), *parameters] if gradients else None)
+            _check(loss, [*leaves.values(), *parameters] if self.followed else None)
             loss = loss * share
         if gradients and loss.requires_grad:
             with _graph_of_its_own(), ExitStack() as entered:

@@ -75,6 +75,28 @@ def test_a_trained_tensor_it_was_not_told_of_is_refused() -> None:
     assert memfit.chunked(lambda z: head(z).mean(), z).requires_grad  # whole, autograd does it
 
 
+def test_what_is_trained_inside_is_refused_also_where_no_argument_needs_a_gradient() -> None:
+    """Its gradient would be lost without a word, beside a term of the loss that autograd follows."""
+    decoder, z, x = nn.Linear(3, 4), torch.randn(4, 3), torch.randn(4, 4)
+
+    def loss(z: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return (decoder(z) - x).pow(2).mean()
+
+    other = decoder.weight.pow(2).sum()
+    with pytest.raises(memfit.MemfitError, match=r"would lose a gradient: .* trained tensor of shape \(4,.*parameters="):
+        other + memfit.chunked(loss, z, x, size=2)
+    with chunking_by(Chunking(2)), pytest.raises(memfit.MemfitError, match="would lose a gradient"):
+        memfit.chunked(loss, z, x)
+    with pytest.raises(memfit.MemfitError, match="would lose a gradient"):
+        memfit.chunked(lambda z: (z + other).mean(), z, size=2)  # computed outside, from what is trained
+    expected = torch.autograd.grad(other + loss(z, x), decoder.weight)
+    told = decoder.weight.pow(2).sum() + memfit.chunked(loss, z, x, size=2, parameters=decoder)
+    assert torch.allclose(*torch.autograd.grad(told, decoder.weight), *expected)
+    with torch.no_grad():
+        assert torch.allclose(memfit.chunked(loss, z, x, size=2), loss(z, x))
+    assert not memfit.chunked(loss, z, x, size=2, parameters=decoder.requires_grad_(False)).requires_grad
+
+
 def test_a_tensor_computed_outside_from_what_is_trained_is_to_be_an_argument() -> None:
     head, z = nn.Linear(3, 3).double(), torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
     shift = head(torch.ones(3, dtype=torch.float64)).tanh()
