@@ -11,7 +11,7 @@ import torch
 from memfit.proof.checks import Check, Yardstick, bits, loss_checks, told
 from memfit.proof.observing import Outcome
 from memfit.proof.reference import Reference
-from memfit.proof.shelf import Key, Shelf, distance
+from memfit.proof.shelf import Key, Shelf, distance, same_bits
 
 _STATE = ("parameters", "optimizer_state")
 _SAME_IN_FLOAT64, _SAME_IN_FLOAT32 = 1e-9, 3e-5  # of a norm; what loses bits (bfloat16) is off by 1e-4 and more
@@ -46,7 +46,7 @@ def reordered(reference: Reference, fitted: FittedRun) -> Iterator[Check]:
     yard = yardstick(reference)
     seen = [key for key in plain.keys("gradients") if key not in fitted.unseen]
     yield from (_judged(key, yard, reference, fitted) for key in (*seen, *plain.keys("buffers")))
-    yield from (bits(key, plain, run) for key in run.keys("gradients") if key not in plain)
+    yield from _new(("gradients", "buffers"), plain, run)
     yield from (bits(key, plain, run) for key in plain.keys("rng"))
     yield from _optimizers(reference, fitted)
     yield from _a_step_later(reference, fitted)
@@ -162,8 +162,12 @@ def _equal_bits(reference: Reference, fitted: FittedRun) -> Iterator[Check]:
 
 def _within_repeats(reference: Reference, fitted: FittedRun) -> Iterator[Check]:
     plain, again, run = reference.plain.shelf, reference.again.shelf, fitted.outcome.shelf
-    for key in again:
-        if key.kind != "rng" and key in plain and key in run:
+    for key in dict.fromkeys((*plain, *run)):
+        if key in fitted.unseen or (key in plain) != (key in again):
+            continue
+        if key not in plain or key not in run or same_bits(plain.get(key), again.get(key)):
+            yield bits(key, plain, run)
+        elif key.kind != "rng":  # between two states of a generator there is no distance
             noise = distance(plain.get(key), again.get(key))
             yield Check(key.kind, told(key), distance(run.get(key), plain.get(key)), 3 * noise)
     losses = zip(reference.plain.losses, reference.again.losses, strict=True)
@@ -174,6 +178,8 @@ def _within_repeats(reference: Reference, fitted: FittedRun) -> Iterator[Check]:
 def _a_step_later(reference: Reference, fitted: FittedRun) -> Iterator[Check]:
     """Each phase's gradients of the second step together: something stale from the first shows here, long before it shows in a loss."""
     plain, moved, run = reference.plain.shelf, reference.moved.shelf, fitted.outcome.shelf
+    yield from (bits(key, plain, run) for key in plain.keys("later") if key not in run and key not in fitted.unseen)
+    yield from _new(("later",), plain, run)
     for phase in reference.step.all_phases:
         keys = [key for key, _ in reference.places.gradients(reference.step, phase, "later") if key in plain and key in run]
         if keys:
@@ -187,6 +193,11 @@ def _a_step_later(reference: Reference, fitted: FittedRun) -> Iterator[Check]:
             yield Check("later", what, error, bound, len(keys))
 
 
+def _new(kinds: Iterable[str], plain: Shelf, run: Shelf) -> Iterator[Check]:
+    """What only the fitted run has."""
+    return (bits(key, plain, run) for kind in kinds for key in run.keys(kind) if key not in plain)
+
+
 def _apart(keys: Iterable[Key], a: Shelf, b: Shelf) -> float:
     return math.hypot(*(distance(a.get(key), b.get(key) if key in b else None) for key in keys))
 
@@ -198,6 +209,7 @@ def _optimizers(reference: Reference, fitted: FittedRun) -> Iterator[Check]:
         check = bits(key, plain, fed)
         in_doubt = not check.holds and key in fed and not reference.fed.failure and key in reference.fed.shelf
         yield _as_near(key, reference, fed) if in_doubt else check
+    yield from _new(_STATE, plain, fed)
 
 
 def _as_near(key: Key, reference: Reference, fed: Shelf) -> Check:
