@@ -87,7 +87,7 @@ def told(key: Key) -> str:
 
 def loss_checks(plain: list[dict[str, float]], fitted: list[dict[str, float]], bounds: Iterable[dict[str, float]]) -> Iterator[Check]:
     """Every loss of every step."""
-    for number, (a, b, bound) in enumerate(zip(plain, fitted, bounds, strict=False)):
+    for number, (a, b, bound) in enumerate(zip(plain, fitted, bounds, strict=True)):
         for name in a:
             what = f"the loss{'' if name == 'loss' else f' of {name}'} of step {number + 1}"
             same = a[name] == b[name] or (math.isnan(a[name]) and math.isnan(b[name]))

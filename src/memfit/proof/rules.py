@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -49,8 +49,11 @@ def reordered(reference: Reference, fitted: FittedRun) -> Iterator[Check]:
     yield from _new(("gradients", "buffers"), plain, run)
     yield from (bits(key, plain, run) for key in plain.keys("rng"))
     yield from _optimizers(reference, fitted)
-    yield from _a_step_later(reference, fitted)
-    yield from loss_checks(reference.plain.losses, fitted.outcome.losses, noise_of_losses(reference))
+    yield from _a_step_later(reference, fitted, lambda keys, error: _finely_later(keys, error, reference))
+    eps = max(torch.finfo(p.dtype).eps for p in reference.places.parameters if p.is_floating_point())
+    yield from loss_checks(
+        reference.plain.losses, fitted.outcome.losses, noise_of_losses(reference.plain, reference.moved, eps, _TRAJECTORY)
+    )
 
 
 def rounded(reference: Reference, fitted: FittedRun) -> Iterator[Check]:
@@ -58,11 +61,13 @@ def rounded(reference: Reference, fitted: FittedRun) -> Iterator[Check]:
     plain, run, eps = reference.plain, fitted.outcome, fitted.eps
     moved = reference.roughly_moved(eps)
     yard = Yardstick(plain.shelf, plain.shelf, (moved.shelf,), eps)
-    first = zip(plain.losses[:1], moved.losses, strict=False)
-    bounds = [{name: 3 * max(abs(loss - other[name]), 4 * eps * abs(loss)) for name, loss in a.items()} for a, other in first]
-    yield from loss_checks(plain.losses, run.losses, bounds)
+    yield from loss_checks(plain.losses, run.losses, noise_of_losses(plain, moved, eps, 3))
     yield from (yard.check(key, run.shelf) for key in plain.shelf.keys("gradients") if key not in fitted.unseen)
     yield from (yard.check(key, run.shelf) for key in plain.shelf.keys("buffers"))
+    yield from _new(("gradients", "buffers"), plain.shelf, run.shelf)
+    yield from _a_step_later(
+        reference, fitted, lambda keys, error: 3 * max(_apart(keys, plain.shelf, moved.shelf), 4 * eps * _norm(keys, plain.shelf))
+    )
     yield from (bits(key, plain.shelf, run.shelf) for key in plain.shelf.keys("rng"))
     for key in plain.shelf.keys("parameters"):
         error = distance(plain.shelf.get(key), fitted.fed.shelf.get(key))
@@ -139,15 +144,14 @@ def _near(key: Key, check: Check, truth: Shelf, found: Shelf, share: float) -> C
     return Check(check.kind, check.what, distance(truth.get(key), found.get(key)), share * _size_of(key, truth))
 
 
-def noise_of_losses(reference: Reference) -> list[dict[str, float]]:
-    """How far each loss may be off: 10 times the most that a last bit more or less has made of it so far, at least 40 eps."""
-    eps = max(torch.finfo(p.dtype).eps for p in reference.places.parameters if p.is_floating_point())
+def noise_of_losses(plain: Outcome, moved: Outcome, eps: float, times: float) -> list[dict[str, float]]:
+    """How far each loss may be off: so many times the most that rounding has made of it so far, or 4 eps of it."""
     most: dict[str, float] = {}
     bounds = []
-    for plain, moved in zip(reference.plain.losses, reference.moved.losses, strict=True):
-        for name, loss in plain.items():
-            most[name] = max(most.get(name, 0.0), abs(loss - moved[name]), 4 * eps * abs(loss))
-        bounds.append({name: _TRAJECTORY * noise for name, noise in most.items()})
+    for losses, other in zip(plain.losses, moved.losses, strict=True):
+        for name, loss in losses.items():
+            most[name] = max(most.get(name, 0.0), abs(loss - other[name]), 4 * eps * abs(loss))
+        bounds.append({name: times * noise for name, noise in most.items()})
     return bounds
 
 
@@ -175,22 +179,30 @@ def _within_repeats(reference: Reference, fitted: FittedRun) -> Iterator[Check]:
     yield from loss_checks(reference.plain.losses, fitted.outcome.losses, bounds)
 
 
-def _a_step_later(reference: Reference, fitted: FittedRun) -> Iterator[Check]:
-    """Each phase's gradients of the second step together: something stale from the first shows here, long before it shows in a loss."""
-    plain, moved, run = reference.plain.shelf, reference.moved.shelf, fitted.outcome.shelf
+def _a_step_later(reference: Reference, fitted: FittedRun, allowed: Callable[[Sequence[Key], float], float]) -> Iterator[Check]:
+    """Each phase's gradients of the second step together: something stale from the first shows here, long before it shows in a loss.
+
+    `allowed` is how far those of these keys may be off, given how far they are.
+    """
+    plain, run = reference.plain.shelf, fitted.outcome.shelf
     yield from (bits(key, plain, run) for key in plain.keys("later") if key not in run and key not in fitted.unseen)
     yield from _new(("later",), plain, run)
     for phase in reference.step.all_phases:
         keys = [key for key, _ in reference.places.gradients(reference.step, phase, "later") if key in plain and key in run]
         if keys:
-            size = math.hypot(*(4 * torch.finfo(plain.get(key).dtype).eps * distance(plain.get(key)) for key in keys))
-            error = _apart(keys, plain, run)
             what = f"all gradients{f' of {phase.name}' if phase.name else ''}, a step later,"
-            overall = math.hypot(*(distance(plain.get(key)) for key in keys))
-            bound = max(_TRAJECTORY * max(_apart(keys, plain, moved), size), _SAME_IN_FLOAT32 * overall)
-            if error > bound:
-                bound = max(bound, _TRAJECTORY * max((_apart(keys, plain, other.shelf) for other in reference.resummed), default=0.0))
-            yield Check("later", what, error, bound, len(keys))
+            error = _apart(keys, plain, run)
+            yield Check("later", what, error, allowed(keys, error), len(keys))
+
+
+def _finely_later(keys: Sequence[Key], error: float, reference: Reference) -> float:
+    """What a last bit makes of them, and where that is too little what the order of long sums does."""
+    plain = reference.plain.shelf
+    size = math.hypot(*(4 * torch.finfo(plain.get(key).dtype).eps * distance(plain.get(key)) for key in keys))
+    bound = max(_TRAJECTORY * max(_apart(keys, plain, reference.moved.shelf), size), _SAME_IN_FLOAT32 * _norm(keys, plain))
+    if error <= bound:
+        return bound
+    return max(bound, _TRAJECTORY * max((_apart(keys, plain, other.shelf) for other in reference.resummed), default=0.0))
 
 
 def _new(kinds: Iterable[str], plain: Shelf, run: Shelf) -> Iterator[Check]:
@@ -200,6 +212,10 @@ def _new(kinds: Iterable[str], plain: Shelf, run: Shelf) -> Iterator[Check]:
 
 def _apart(keys: Iterable[Key], a: Shelf, b: Shelf) -> float:
     return math.hypot(*(distance(a.get(key), b.get(key) if key in b else None) for key in keys))
+
+
+def _norm(keys: Iterable[Key], shelf: Shelf) -> float:
+    return math.hypot(*(distance(shelf.get(key)) for key in keys))
 
 
 def _optimizers(reference: Reference, fitted: FittedRun) -> Iterator[Check]:

@@ -50,13 +50,37 @@ def test_rounding_is_not_passed_off_as_reordering() -> None:
     assert coarse and fine and coarse > 4 * fine  # the bound is that of the type
 
 
-@pytest.mark.parametrize("name", ["weakened", "detached", "lost part", "slower"])
+@pytest.mark.parametrize("name", ["weakened", "detached", "lost part", "slower", "stale"])
 def test_rounding_excuses_no_wrong_lever(name: str) -> None:
     wrong = WRONG[name]
     if name == "slower":
         wrong = SmallLever("slower", "bitwise", lambda step, undo: [WRONG["slower"].act(step, undo) for _ in range(400)] and None)
     verdict = judged(dense(), HALF, wrong) if name != "lost part" else judged(replace(dense(), batch=torch.randn(6, 64)), HALF, wrong)
     assert not verdict.equivalent and verdict.culprit == name
+
+
+def test_what_is_stale_fails_a_rounded_plan_by_the_gradients_of_the_second_step() -> None:
+    """The first step is right, and the losses of a few are hardly touched."""
+    verdict = judged(dense(), HALF, WRONG["stale"])
+    assert verdict.worst.what == "all gradients, a step later," and not verdict.equivalent
+    right = judged(dense(), HALF)
+    assert right.equivalent and len(right.trajectory["fitted"]) == 3
+
+
+def test_a_loss_that_goes_astray_fails_a_rounded_plan() -> None:
+    """From the third step on, when gradients are not looked at any more."""
+
+    def act(step: Step, undo: Undo) -> None:
+        seen: list[int] = []
+
+        def astray(module: nn.Module, args: Any, output: torch.Tensor) -> torch.Tensor:
+            seen.append(1)
+            return output * (2.0 if len(seen) % 3 == 0 else 1.0)
+
+        undo.then(step.models[""].register_forward_hook(astray).remove)
+
+    verdict = judged(dense(), HALF, SmallLever("astray", "bitwise", act))
+    assert not verdict.equivalent and verdict.worst.what == "the loss of step 3" and verdict.culprit == "astray"
 
 
 def test_altered_is_never_equivalent_even_if_nothing_differs() -> None:
