@@ -15,8 +15,9 @@ from memfit.levers import LEVERS, Lever
 from memfit.proof.checks import worst_of
 from memfit.proof.culprit import culprit_of
 from memfit.proof.determinism import deterministic
+from memfit.proof.fewer_parts import least_samples, levers_for
 from memfit.proof.fitted import Judgement, judge
-from memfit.proof.fitting_sample import Sample, levers_for, sample_inside
+from memfit.proof.fitting_sample import Sample, sample_inside
 from memfit.proof.limit import Limit, limit_of_machine
 from memfit.proof.observing import Outcome
 from memfit.proof.reference import Reference
@@ -75,8 +76,7 @@ def prove(
     refuse_another_step(step, plan)
     refuse_damaged(plan)
     claimed = loosest(lever.exactness for lever in plan.levers)
-    divides = any(lever.name == "microbatch" for lever in plan.levers)
-    sample = sample_inside(step, limit, claimed == "reordered", plain, smaller_batch, 2 if divides else 1)
+    sample = sample_inside(step, limit, claimed == "reordered", plain, smaller_batch, least_samples(plan.levers, step.batch_size))
     planned = levers_for(plan.levers, step.batch_size, sample.step.batch_size)
     reference = Reference(sample.step, steps, sample.float64, progress, sample.in_file)
     with deterministic():
@@ -87,7 +87,7 @@ def prove(
             progress("looking for the lever to blame")
             culprit = culprit_of(reference, planned, levers)
     left_out = tuple(lever.name for lever in plan.levers if lever.name not in {row.name for row in planned})
-    notes = (*sample.notes, *_left_out(left_out, planned), *_notes(reference, judgement, culprit))
+    notes = (*sample.notes, *_left_out(left_out, planned, sample.step.batch_size), *_notes(reference, judgement, culprit))
     verdict = _verdict(planned, reference, judgement, culprit, notes, time.perf_counter() - started)
     if culprit == "microbatch" and not judgement.same:
         verdict = replace(verdict, culprit_because=_why_not_divided(sample, planned))
@@ -104,15 +104,16 @@ def _why_not_divided(sample: Sample, planned: Sequence[PlannedLever]) -> str:
     return ""
 
 
-def _left_out(names: Sequence[str], planned: Sequence[PlannedLever]) -> Iterator[str]:
+def _left_out(names: Sequence[str], planned: Sequence[PlannedLever], samples: int) -> Iterator[str]:
     """What has to be said where a lever of the plan could not be on."""
     if not names:
         return
     nothing = "The other levers were." if planned else "It is all the plan does, so nothing was proven."
+    few = "a single sample cannot be divided, and two" if samples == 1 else f"{samples} samples are too few for it to divide, and more"
     yield (
-        f"{', '.join(names)} was not compared, and nothing is claimed of it: a single sample cannot be divided, and two do not fit the "
-        f"limit. {nothing} Give a larger limit or budget, or write the plan (memfit plan -o) and verify it where there is more memory; in "
-        "Python a smaller_batch (smaller volumes, shorter sequences) to compare on helps as well."
+        f"{', '.join(names)} was not compared, and nothing is claimed of it: {few} do not fit the limit. {nothing} Give a larger limit or "
+        "budget, or write the plan (memfit plan -o) and verify it where there is more memory; in Python a smaller_batch (smaller volumes, "
+        "shorter sequences) to compare on helps as well."
     )
 
 
