@@ -12,7 +12,7 @@ import torch
 from memfit.applying import apply_levers
 from memfit.capture.rollback import rolled_back
 from memfit.errors import MemfitError
-from memfit.levers import Lever
+from memfit.levers import CannotApply, Lever
 from memfit.proof.checks import Check
 from memfit.proof.observing import Outcome, feed, observe
 from memfit.proof.reference import Reference
@@ -59,8 +59,11 @@ def _run(reference: Reference, planned: Sequence[PlannedLever], levers: Mapping[
         return outcome
 
     def fitted(run: Callable[[], Outcome]) -> Outcome:
-        with rolled_back(step), apply_levers(step, planned, levers):
-            return _or_its_failure(run)
+        try:
+            with rolled_back(step), apply_levers(step, planned, levers):
+                return _or_its_failure(run)
+        except CannotApply as no:
+            return Outcome(failure=_told(no), refused=True)
 
     reference.plain  # noqa: B018  # it comes first: what it gives is needed below
     reference.progress("running the fitted step")
@@ -86,13 +89,16 @@ def _once_in_scale(reference: Reference) -> Outcome:
 
 
 def _or_its_failure(run: Callable[[], Outcome]) -> Outcome:
-    """A lever that breaks the step is a lever to blame, not an end of the proof."""
+    """A lever that breaks the step is a lever to blame, not an end of the proof, whatever it raises: the plain step has run before."""
     try:
         return run()
-    except MemfitError:
-        raise
     except Exception as error:
-        return Outcome(failure=f"raised {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
+        return Outcome(failure=_told(error))
+
+
+def _told(error: Exception) -> str:
+    words = str(error).splitlines()[0] if str(error) else ""
+    return f"cannot be run: {words.rstrip('.')}" if isinstance(error, MemfitError) else f"raised {type(error).__name__}: {words}"
 
 
 def _eps(planned: Sequence[PlannedLever]) -> float:

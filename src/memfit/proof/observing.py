@@ -26,6 +26,7 @@ class Outcome:
     shelf: Shelf = field(default_factory=Shelf)
     losses: list[dict[str, float]] = field(default_factory=list)  # of each step, by phase
     failure: str = ""  # why it could not be run
+    refused: bool = False  # by a lever that would not be put on
     skipped: int = 0  # steps that a guard did not let happen
     seconds: list[float] = field(default_factory=list)  # of each step
 
