@@ -23,4 +23,4 @@ def culprit_of(reference: Reference, planned: Sequence[PlannedLever], levers: Ma
 def _is_right(reference: Reference, planned: Sequence[PlannedLever], levers: Mapping[str, Lever], otherwise: bool = False) -> bool:
     """`otherwise` is the answer for levers that cannot act without the ones left out."""
     found = judge(reference, planned, levers)
-    return otherwise if found.run.outcome.refused else found.same
+    return otherwise if found.run.outcome.refused else found.as_claimed

@@ -17,6 +17,7 @@ from memfit.capture.process import resident_bytes
 from memfit.levers import Undo
 from memfit.proof import require
 from memfit.records import PlannedLever, Verdict
+from memfit.running import Running
 from small_levers import CHECKPOINT, FUSED, NOTHING, SPLIT, WRONG, SmallLever, _around, plan_of
 from small_steps import convolutional_2d, dense, mixed_precision, two_phases
 
@@ -85,8 +86,35 @@ def test_a_loss_that_goes_astray_fails_a_rounded_plan() -> None:
 
 def test_altered_is_never_equivalent_even_if_nothing_differs() -> None:
     verdict = judged(dense(), CHECKPOINT, replace(NOTHING, exactness="altered"))
-    assert not verdict.equivalent and verdict.exactness == "altered" and verdict.culprit == "nothing"
+    assert not verdict.equivalent and verdict.by_design and verdict.exactness == "altered" and verdict.culprit == "nothing"
     assert verdict.notes[0].startswith("Not equivalent by design: nothing changes the model or the training.")
+
+
+def of_width(width: int, compares: bool, **more: Any) -> Step:
+    """A step whose samples are as wide as its model; whether its loss `compares` them."""
+    net = nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
+
+    def loss(m: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        y = m(x)
+        return (y - x - (y.mean(0) if compares else 0)).pow(2).mean()
+
+    return Step(net, loss, torch.optim.AdamW(net.parameters()), torch.randn(8, width), **more)
+
+
+@pytest.mark.parametrize("compares", [False, True])
+def test_levers_beside_another_model_are_compared_on_that_model_and_its_own_batch(compares: bool) -> None:
+    step = of_width(16, compares, variants={"narrow": lambda: of_width(8, compares)})
+    narrow = PlannedLever("architecture", "narrow", "altered", settings={"variant": "narrow"})
+    halves = PlannedLever("microbatch", "halves", "reordered", settings={"size": 4, "batch": 8, "draws": {}, "again": False})
+    alone, both = (verify(step, replace(plan_of(step), levers=rows)) for rows in ((narrow,), (narrow, halves)))
+    assert alone.by_design and not alone.equivalent and alone.loss["fitted"] is not None and alone.culprit == "architecture"
+    if compares:
+        assert not both.by_design and both.culprit == "microbatch" and both.exactness == "reordered"
+        assert "compares samples with each other" in both.culprit_because
+    else:
+        assert both.by_design and both.exactness == "altered" and both.culprit == "architecture"
+    assert both.notes[-1] == "microbatch was held to reordered with architecture on both sides."
+    assert step.models[""][0].in_features == 16 and step.batch.shape == (8, 16) and step.running == Running()  # type: ignore[index]
 
 
 def test_redrawn_is_equivalent_in_distribution_only() -> None:
