@@ -57,7 +57,7 @@ def compare(step: Step, rows: Sequence[PlannedLever], terms: Terms, plain: Ledge
     if sample.in_file:
         verdict = replace(verdict, step_seconds={})  # the file took part of the reference's time
     by_design = judgement.as_claimed and any(row.exactness in BY_DESIGN for row in rows)
-    return replace(verdict, not_compared=missing, equivalent=verdict.equivalent and not missing, by_design=by_design)
+    return replace(verdict, not_compared=missing, equivalent=verdict.equivalent and not (missing or by_design), by_design=by_design)
 
 
 def _to_blame(judgement: Judgement, reference: Reference, planned: Sequence[PlannedLever], terms: Terms) -> str:
@@ -65,8 +65,7 @@ def _to_blame(judgement: Judgement, reference: Reference, planned: Sequence[Plan
     if not judgement.as_claimed:
         terms.progress("looking for the lever to blame")
         return culprit_of(reference, planned, terms.levers)
-    shown = judgement.exactness
-    return ", ".join(lever.name for lever in planned if shown in BY_DESIGN and lever.exactness == shown)
+    return ", ".join(lever.name for lever in planned if lever.exactness in BY_DESIGN)
 
 
 def _why_not_divided(sample: Sample, planned: Sequence[PlannedLever]) -> str:

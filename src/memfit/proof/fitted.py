@@ -16,9 +16,9 @@ from memfit.capture.rollback import rolled_back
 from memfit.errors import MemfitError
 from memfit.levers import CannotApply, Lever
 from memfit.proof.checks import Check
-from memfit.proof.observing import Outcome, feed, observe
+from memfit.proof.observing import FittedRun, Outcome, feed, observe
 from memfit.proof.reference import Reference
-from memfit.proof.rules import RULES, FittedRun
+from memfit.proof.rules import RULES
 from memfit.proof.sampling import first_samples, varied
 from memfit.proof.shelf import Key
 from memfit.records import PlannedLever, loosest

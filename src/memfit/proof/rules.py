@@ -4,32 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
 
 import torch
 
 from memfit.proof.checks import Check, Yardstick, bits, loss_checks, told
-from memfit.proof.observing import Outcome
+from memfit.proof.observing import FittedRun, Outcome
 from memfit.proof.reference import Reference
+from memfit.proof.rounding import SAME_IN_FLOAT32, judged, yardstick
 from memfit.proof.shelf import Key, Shelf, distance, same_bits
 
 _STATE = ("parameters", "optimizer_state")
-_SAME_IN_FLOAT64, _SAME_IN_FLOAT32 = 1e-9, 3e-5  # of a norm; what loses bits (bfloat16) is off by 1e-4 and more
-_COARSE = 1e-4  # of a norm: a bound beyond it (bfloat16 weights, autocast in the loss) lets wrong weights of a part through
-_SMALL_BESIDE = 1e-2  # a gradient that is nothing but rounding is held to a share of all of them
 _TRAJECTORY = 10  # times the noise that later steps may be off: what rounding did in the first has grown in an optimizer's hands
-
-
-@dataclass(frozen=True)
-class FittedRun:
-    """A fitted step's runs."""
-
-    outcome: Outcome
-    fed: Outcome  # its optimizers on the plain step's gradients
-    unseen: frozenset[Key]  # gradients that were gone before anyone could look
-    eps: float  # of the coarsest type its levers use
-    exact: Callable[[], Outcome] = Outcome  # its first step in float64, run when it is first asked for
-
 
 Rule = Callable[[Reference, FittedRun], Iterator[Check]]
 
@@ -45,7 +30,7 @@ def reordered(reference: Reference, fitted: FittedRun) -> Iterator[Check]:
     plain, run = reference.plain.shelf, fitted.outcome.shelf
     yard = yardstick(reference)
     seen = [key for key in plain.keys("gradients") if key not in fitted.unseen]
-    yield from (_judged(key, yard, reference, fitted) for key in (*seen, *plain.keys("buffers")))
+    yield from (judged(key, yard, reference, fitted) for key in (*seen, *plain.keys("buffers")))
     yield from _new(("gradients", "buffers"), plain, run)
     yield from (bits(key, plain, run) for key in plain.keys("rng"))
     yield from _optimizers(reference, fitted)
@@ -66,7 +51,7 @@ def rounded(reference: Reference, fitted: FittedRun) -> Iterator[Check]:
     yield from (yard.check(key, run.shelf) for key in plain.shelf.keys("buffers"))
     yield from _new(("gradients", "buffers"), plain.shelf, run.shelf)
     yield from _a_step_later(
-        reference, fitted, lambda keys, error: 3 * max(_apart(keys, plain.shelf, moved.shelf), 4 * eps * _norm(keys, plain.shelf))
+        reference, fitted, lambda keys, error: 3 * max(4 * eps * _norm(keys, plain.shelf), _apart(keys, plain.shelf, moved.shelf))
     )
     yield from (bits(key, plain.shelf, run.shelf) for key in plain.shelf.keys("rng"))
     for key in plain.shelf.keys("parameters"):
@@ -82,66 +67,6 @@ def redrawn(reference: Reference, fitted: FittedRun) -> Iterator[Check]:
 
 
 RULES: dict[str, Rule] = {"bitwise": bitwise, "reordered": reordered, "redrawn": redrawn, "rounded": rounded, "altered": rounded}
-
-
-def yardstick(reference: Reference) -> Yardstick:
-    """Float64 where it can be had, or else a plain run moved by a hair."""
-    plain = reference.plain.shelf
-    if reference.exact.failure:
-        return Yardstick(plain, plain, (reference.moved.shelf,))
-    return Yardstick(plain, reference.exact.shelf, (plain, reference.moved.shelf))
-
-
-def _judged(key: Key, yard: Yardstick, reference: Reference, fitted: FittedRun) -> Check:
-    """Terms that nearly cancel (a bias under an L1 loss) are off by what their order makes of them, and one order alone may be lucky.
-
-    So what is out of bounds is held to other orders of the plain step's sums, too.
-    """
-    check = yard.check(key, fitted.outcome.shelf)
-    judged = _or_in_float64(check, key, reference, fitted)
-    if judged.holds or check.holds or check.bound == 0.0:
-        return judged
-    wider = replace(yard, others=(*yard.others, *(other.shelf for other in reference.resummed))).check(key, fitted.outcome.shelf)
-    return _or_in_float64(wider, key, reference, fitted) if wider.holds else judged
-
-
-def _or_in_float64(check: Check, key: Key, reference: Reference, fitted: FittedRun) -> Check:
-    """What rounding alone has moved is gone in float64. Asked where the bound is coarse, and of what is a little beyond it.
-
-    (Long sums in another kernel, or signs at a kink, move more than a last bit.)
-    """
-    if check.bound == 0.0:
-        return check
-    near = check if check.holds else _near(key, check, reference.plain.shelf, fitted.outcome.shelf, _SAME_IN_FLOAT32)
-    loose = _looseness(key, check, reference.plain.shelf) if check.holds else 0.0
-    if not near.holds or (check.holds and not loose):
-        return check
-    if reference.exact.failure or fitted.exact().failure:
-        return replace(near, loose=loose)
-    nearer = _near(key, check, reference.exact.shelf, fitted.exact().shelf, _SAME_IN_FLOAT64)
-    if nearer.holds:
-        return near
-    return replace(nearer, what=f"{check.what} in float64") if check.holds else check
-
-
-def _looseness(key: Key, check: Check, plain: Shelf) -> float:
-    """The share of a norm that a bound is, where it is coarse, and else 0; what is nothing but rounding is measured by all others."""
-    if check.bound <= _COARSE * check.norm:
-        return 0.0
-    size = _size_of(key, plain)
-    return check.bound / size if check.bound > _COARSE * size > 0 else 0.0
-
-
-def _size_of(key: Key, shelf: Shelf) -> float:
-    """The tensor's norm, and a hundredth of all norms."""
-    return distance(shelf.get(key)) + _SMALL_BESIDE * shelf.norm(key.kind)
-
-
-def _near(key: Key, check: Check, truth: Shelf, found: Shelf, share: float) -> Check:
-    """Within a share of the tensor's norm and of a hundredth of all norms."""
-    if key not in truth or key not in found:
-        return check
-    return Check(check.kind, check.what, distance(truth.get(key), found.get(key)), share * _size_of(key, truth))
 
 
 def noise_of_losses(plain: Outcome, moved: Outcome, eps: float, times: float) -> list[dict[str, float]]:
@@ -199,7 +124,7 @@ def _finely_later(keys: Sequence[Key], error: float, reference: Reference) -> fl
     """What a last bit makes of them, and where that is too little what the order of long sums does."""
     plain = reference.plain.shelf
     size = math.hypot(*(4 * torch.finfo(plain.get(key).dtype).eps * distance(plain.get(key)) for key in keys))
-    bound = max(_TRAJECTORY * max(_apart(keys, plain, reference.moved.shelf), size), _SAME_IN_FLOAT32 * _norm(keys, plain))
+    bound = max(_TRAJECTORY * max(_apart(keys, plain, reference.moved.shelf), size), SAME_IN_FLOAT32 * _norm(keys, plain))
     if error <= bound:
         return bound
     return max(bound, _TRAJECTORY * max((_apart(keys, plain, other.shelf) for other in reference.resummed), default=0.0))

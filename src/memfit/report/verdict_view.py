@@ -85,8 +85,8 @@ def _meaning(verdict: Verdict) -> str:
         return f"With {', '.join(verdict.levers)} it is the same training, {how}; with {left_out} too, it could not be proven here."
     if verdict.equivalent:
         return f"The fitted step is the same training, {how}."
-    if verdict.exactness in _BY_DESIGN:
-        as_claimed, failed = _BY_DESIGN[verdict.exactness]
+    if verdict.by_design or verdict.exactness in _BY_DESIGN:
+        as_claimed, failed = _BY_DESIGN.get(verdict.exactness, _BY_DESIGN["redrawn"])  # beside one that rounds
         return as_claimed if verdict.by_design else failed
     return f"The fitted step is not the same training: it was to be the same {how}."
 

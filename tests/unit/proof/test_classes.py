@@ -17,6 +17,7 @@ from memfit.capture.process import resident_bytes
 from memfit.levers import Undo
 from memfit.proof import require
 from memfit.records import PlannedLever, Verdict
+from memfit.report.verdict_view import verdict_view
 from memfit.running import Running
 from small_levers import CHECKPOINT, FUSED, NOTHING, SPLIT, WRONG, SmallLever, _around, plan_of
 from small_steps import convolutional_2d, dense, mixed_precision, two_phases
@@ -136,6 +137,13 @@ def test_a_step_that_does_not_repeat_itself_is_held_to_its_own_noise() -> None:
     verdict = judged(step, CHECKPOINT)
     assert any(note.startswith("Two runs of the plain step differ already") for note in verdict.notes)
     assert not judged(step, WRONG["weakened"]).equivalent
+
+
+def test_redrawn_beside_what_rounds_is_no_yes() -> None:
+    verdict = judged(dense(), HALF, replace(NOTHING, exactness="redrawn"))
+    assert verdict.by_design and not verdict.equivalent and verdict.culprit == "nothing"
+    assert verdict_view(verdict).meaning == "The fitted step is the same training in distribution only."
+    assert judged(dense(), HALF, WRONG["stale"], replace(NOTHING, exactness="redrawn")).culprit == "stale"
 
 
 class OnlyFloat32(torch.autograd.Function):
