@@ -13,12 +13,11 @@ from memfit.levers import Lever
 from memfit.planning import Planned, planned
 from memfit.proof import prove, require
 from memfit.proof.limit import Limit, limit_of_machine, lower
-from memfit.records import Ledger, Plan, Verdict, loosest
+from memfit.records import Ledger, Plan, Verdict
 from memfit.step import Batch, Step
 from memfit.units import parse_bytes
 
 _STEPS = 3  # of the proof
-_NEVER_EQUIVALENT = ("redrawn", "altered")  # whoever allows them has asked for another training; the verdict still says so
 
 
 @dataclass
@@ -40,7 +39,7 @@ class ProvenPlans:
         while True:
             found = self._planned()
             verdict = self._verdict(found)
-            if verdict.equivalent or _was_asked_for(verdict, found.plan):
+            if verdict.equivalent or verdict.by_design:
                 return found, replace(verdict, notes=(*dict.fromkeys(self.refused.values()), *verdict.notes))
             blamed = [name for name in self._offered() if name in verdict.culprit.split(" and ")]
             if self.plan is not None or not blamed:
@@ -86,9 +85,3 @@ def _told(blamed: Sequence[str], verdict: Verdict) -> str:
     no = NotEquivalent(verdict.worst.what, verdict.worst.error, verdict.worst.bound, verdict.culprit)
     why = f" {verdict.culprit_because}" if verdict.culprit_because else ""
     return f"Planned without {' and '.join(blamed)}, which failed the proof. {str(no).splitlines()[0]}{why}"
-
-
-def _was_asked_for(verdict: Verdict, plan: Plan) -> bool:
-    """Another training that was allowed is not proven to be the same; the levers beside the one that could not be on still are."""
-    asked = loosest(lever.exactness for lever in plan.levers)
-    return verdict.exactness in _NEVER_EQUIVALENT or (verdict.unproven and asked in _NEVER_EQUIVALENT)

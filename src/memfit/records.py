@@ -314,6 +314,7 @@ class Verdict(Record):
     samples: int = 0  # on which both steps were run
     step_seconds: dict[str, float] = field(default_factory=dict)  # reference and fitted: of a step nobody looked into, where there was one
     culprit_because: str = ""  # what about the step it cannot do, where that was found
+    by_design: bool = False  # levers that were asked for make it another training, and nothing else was found wrong
 
     @property
     def unproven(self) -> bool:

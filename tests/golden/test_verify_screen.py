@@ -66,9 +66,14 @@ def test_no_line_is_wider_than_the_terminal_or_80_columns(verdict: Verdict, widt
 
 
 @pytest.mark.parametrize(
-    ("exactness", "words"),
-    [("altered", "is not the same training, by design."), ("redrawn", "is the same training in distribution only.")],
+    ("exactness", "by_design", "words"),
+    [
+        ("altered", True, "The fitted step is not the same training, by design."),
+        ("altered", False, "The fitted step was to be another training, and it cannot be run."),
+        ("redrawn", True, "The fitted step is the same training in distribution only."),
+        ("redrawn", False, "The fitted step is not the same training, not even in distribution."),
+    ],
 )
-def test_what_cannot_be_equivalent_is_said_to_be_so(exactness: str, words: str) -> None:
-    shown = screen(replace(bitwise(), equivalent=False, exactness=exactness))
+def test_what_cannot_be_equivalent_is_said_to_be_so(exactness: str, by_design: bool, words: str) -> None:
+    shown = screen(replace(bitwise(), equivalent=False, exactness=exactness, by_design=by_design))
     assert "Not equivalent\n" in shown and words in shown

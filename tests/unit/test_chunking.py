@@ -75,15 +75,26 @@ def test_a_trained_tensor_it_was_not_told_of_is_refused() -> None:
     assert memfit.chunked(lambda z: head(z).mean(), z).requires_grad  # whole, autograd does it
 
 
-@pytest.mark.parametrize("size", [2, 4, 9])
-def test_a_trained_tensor_is_refused_as_well_where_no_argument_needs_a_gradient(size: int) -> None:
-    head, z = nn.Linear(3, 1).double(), torch.randn(4, 3, dtype=torch.float64)
+def test_what_is_trained_inside_is_refused_also_where_no_argument_needs_a_gradient() -> None:
+    """Its gradient would be lost without a word, beside a term of the loss that autograd follows."""
+    decoder, z, x = nn.Linear(3, 4), torch.randn(4, 3), torch.randn(4, 4)
+
+    def loss(z: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return (decoder(z) - x).pow(2).mean()
+
+    other = decoder.weight.pow(2).sum()
+    with pytest.raises(memfit.MemfitError, match=r"would lose a gradient: .* trained tensor of shape \(4,.*parameters="):
+        other + memfit.chunked(loss, z, x, size=2)
+    with chunking_by(Chunking(2)), pytest.raises(memfit.MemfitError, match="would lose a gradient"):
+        memfit.chunked(loss, z, x)
     with pytest.raises(memfit.MemfitError, match="would lose a gradient"):
-        head.weight.sum() + memfit.chunked(lambda z: head(z).mean(), z, size=size)
-    told = memfit.chunked(lambda z: head(z).mean(), z, size=size, parameters=head)
-    assert close(gradients(told, *head.parameters()), gradients(head(z).mean(), *head.parameters()))
-    head.requires_grad_(False)
-    assert not memfit.chunked(lambda z: head(z).mean(), z, size=size).requires_grad
+        memfit.chunked(lambda z: (z + other).mean(), z, size=2)  # computed outside, from what is trained
+    expected = torch.autograd.grad(other + loss(z, x), decoder.weight)
+    told = decoder.weight.pow(2).sum() + memfit.chunked(loss, z, x, size=2, parameters=decoder)
+    assert torch.allclose(*torch.autograd.grad(told, decoder.weight), *expected)
+    with torch.no_grad():
+        assert torch.allclose(memfit.chunked(loss, z, x, size=2), loss(z, x))
+    assert not memfit.chunked(loss, z, x, size=2, parameters=decoder.requires_grad_(False)).requires_grad
 
 
 def test_a_tensor_computed_outside_from_what_is_trained_is_to_be_an_argument() -> None:

@@ -54,7 +54,7 @@ def planned(monkeypatch: pytest.MonkeyPatch, *levers: SmallLever) -> dict[str, A
 
     def plan(step: Step, budget: object, **options: object) -> Planned:
         plain, plan = memfit.profile(step, simulate=True), plan_of(step, *levers)
-        with apply_levers(step, plan.levers, {lever.name: lever for lever in levers}), suppress(MemfitError):  # hooks are not simulated
+        with apply_levers(step, plan.levers, {lever.name: lever for lever in levers}), suppress(Exception):  # hooks are not simulated
             return Planned(plan, plain, memfit.profile(step, simulate=True))
         return Planned(plan, plain, plain)
 
@@ -269,6 +269,39 @@ def test_another_training_that_was_asked_for_is_let_through_and_told(monkeypatch
     altered = SmallLever("altering", "altered", WRONG["slower"].act)
     fitted = memfit.fit(step, allow="altered", **planned(monkeypatch, altered))
     assert not fitted.verdict.equivalent and fitted.verdict.exactness == "altered"
+
+
+@pytest.mark.parametrize("exactness", ["redrawn", "altered"])
+@pytest.mark.parametrize("beside", [(), (NOTHING, CHECKPOINT)], ids=["alone", "beside"])
+def test_what_was_asked_for_is_refused_where_it_does_not_even_run(
+    exactness: str, beside: tuple[SmallLever, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = dense()
+    broken = SmallLever("asked for", exactness, WRONG["raising"].act)
+    with pytest.raises(NotEquivalent, match=r"raised RuntimeError: a saved tensor was lost\.\nThe lever to blame is asked for") as no:
+        memfit.fit(step, allow=exactness, **planned(monkeypatch, *beside, broken))
+    assert step.running == Running() and not no.value.verdict.by_design and no.value.verdict.exactness == exactness
+
+
+@pytest.mark.parametrize("exactness", ["redrawn", "altered"])
+@pytest.mark.parametrize("name", ["weakened", "raising", "light parts"])
+def test_a_lever_that_was_asked_for_excuses_no_wrong_one_beside_it(exactness: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    step, asked = replace(dense(), batch=torch.randn(6, 64)), replace(NOTHING, exactness=exactness)
+    with pytest.raises(NotEquivalent, match=f"The lever to blame is {name}") as no:
+        memfit.fit(step, allow=exactness, **planned(monkeypatch, asked, WRONG[name]))
+    assert step.running == Running() and no.value.verdict.exactness == WRONG[name].exactness
+    fitted = memfit.fit(step, allow=exactness, **planned(monkeypatch, asked, SPLIT))
+    verdict = fitted.verdict
+    assert not verdict.equivalent and verdict.by_design and verdict.exactness == exactness and verdict.culprit == "nothing"
+    assert verdict.compared["gradients"] == 4  # with the other lever, which was held to its own class
+    how = "with nothing on both sides" if exactness == "altered" else "without nothing"
+    assert verdict.notes[-1] == f"split was held to reordered {how}."
+
+
+def test_redrawn_excuses_no_wrong_optimizer(monkeypatch: pytest.MonkeyPatch) -> None:
+    step, redrawn = dense(), SmallLever("redrawn", "redrawn", WRONG["slower"].act)
+    with pytest.raises(NotEquivalent, match=r"after the step is off by .*\nThe lever to blame is redrawn"):
+        memfit.fit(step, allow="redrawn", **planned(monkeypatch, redrawn))
 
 
 def test_an_impossible_budget_raises_and_changes_nothing() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from memfit.errors import MemfitError
 from memfit.levers import Lever
 from memfit.proof.fitted import judge
 from memfit.proof.reference import Reference
@@ -23,7 +22,5 @@ def culprit_of(reference: Reference, planned: Sequence[PlannedLever], levers: Ma
 
 def _is_right(reference: Reference, planned: Sequence[PlannedLever], levers: Mapping[str, Lever], otherwise: bool = False) -> bool:
     """`otherwise` is the answer for levers that cannot act without the ones left out."""
-    try:
-        return judge(reference, planned, levers).same
-    except MemfitError:
-        return otherwise
+    found = judge(reference, planned, levers)
+    return otherwise if found.run.outcome.refused else found.as_claimed

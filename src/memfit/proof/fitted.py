@@ -6,17 +6,20 @@ import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from memfit.applying import apply_levers
+from memfit.batches import batch_size, tensors_in
 from memfit.capture.rollback import rolled_back
 from memfit.errors import MemfitError
-from memfit.levers import Lever
+from memfit.levers import CannotApply, Lever
 from memfit.proof.checks import Check
-from memfit.proof.observing import Outcome, feed, observe
+from memfit.proof.observing import FittedRun, Outcome, feed, observe
 from memfit.proof.reference import Reference
-from memfit.proof.rules import RULES, FittedRun
+from memfit.proof.rules import RULES
+from memfit.proof.sampling import first_samples, varied
 from memfit.proof.shelf import Key
 from memfit.records import PlannedLever, loosest
 
@@ -36,6 +39,12 @@ class Judgement:
         """Whether nothing is out of bounds."""
         return all(check.holds for check in self.checks)
 
+    @property
+    def as_claimed(self) -> bool:
+        """Whether it is what its class promises; another model promises no more than to run."""
+        ran = not (self.run.outcome.failure or self.run.fed.failure)
+        return ran if self.exactness == "altered" else self.same
+
 
 def judge(reference: Reference, planned: Sequence[PlannedLever], levers: Mapping[str, Lever]) -> Judgement:
     """Run the step with these levers and compare it with the reference, by the rule of the loosest of them."""
@@ -49,9 +58,10 @@ def judge(reference: Reference, planned: Sequence[PlannedLever], levers: Mapping
 def _run(reference: Reference, planned: Sequence[PlannedLever], levers: Mapping[str, Lever]) -> FittedRun:
     step, places = reference.step, reference.places
     unseen: set[Key] = set()
+    exactness = loosest(lever.exactness for lever in planned)
 
     def trained() -> Outcome:
-        outcome = _once_in_scale(reference)
+        outcome = _once_in_scale(reference, _batches(reference) if exactness == "altered" else reference.batches)
         in_backward = {p for o in step.running.steps_in_backward for group in o.param_groups for p in group["params"]}
         for kind, phase in itertools.product(("gradients", "later"), step.all_phases):
             keys = (key for key, parameter in places.gradients(step, phase, kind) if parameter in in_backward)
@@ -59,25 +69,36 @@ def _run(reference: Reference, planned: Sequence[PlannedLever], levers: Mapping[
         return outcome
 
     def fitted(run: Callable[[], Outcome]) -> Outcome:
-        with rolled_back(step), apply_levers(step, planned, levers):
-            return _or_its_failure(run)
+        try:
+            with rolled_back(step), apply_levers(step, planned, levers):
+                return _or_its_failure(run)
+        except CannotApply as no:
+            return Outcome(failure=_told(no), refused=True)
 
     reference.plain  # noqa: B018  # it comes first: what it gives is needed below
     reference.progress("running the fitted step")
     outcome = fitted(trained)
-    exactness = loosest(lever.exactness for lever in planned)
     alone = exactness != "bitwise" and not outcome.failure  # equal bits of everything leave nothing to ask the optimizers
     fed = fitted(lambda: feed(step, places, reference.plain.shelf)) if alone else Outcome()
     exact = functools.cache(lambda: reference.first_step_in_float64(lambda: apply_levers(step, planned, levers)))
     return FittedRun(outcome, fed, frozenset(unseen), _eps(planned), exact)
 
 
-def _once_in_scale(reference: Reference) -> Outcome:
+def _batches(reference: Reference) -> list[Any]:
+    """A variant may take samples of another size: then it gets its own."""
+    step, plain = reference.step, reference.batches
+    own = first_samples(step.batch, min(step.batch_size, batch_size(plain[0])))
+    if [(t.shape, t.dtype) for _, t in tensors_in(own)] == [(t.shape, t.dtype) for _, t in tensors_in(plain[0])]:
+        return plain
+    return [varied(own, number) for number in range(len(plain))]
+
+
+def _once_in_scale(reference: Reference, batches: Sequence[Any]) -> Outcome:
     """A guard that scales losses may skip steps until its scale suits; it keeps what it learned, and the step starts anew."""
     skipped = 0
     for _ in range(_SCALES if reference.step.running.guard else 1):
         with rolled_back(reference.step):
-            outcome = observe(reference.step, reference.places, reference.batches)
+            outcome = observe(reference.step, reference.places, batches)
         skipped += outcome.skipped
         if not outcome.skipped:
             break
@@ -86,13 +107,16 @@ def _once_in_scale(reference: Reference) -> Outcome:
 
 
 def _or_its_failure(run: Callable[[], Outcome]) -> Outcome:
-    """A lever that breaks the step is a lever to blame, not an end of the proof."""
+    """A lever that breaks the step is a lever to blame, not an end of the proof, whatever it raises: the plain step has run before."""
     try:
         return run()
-    except MemfitError:
-        raise
     except Exception as error:
-        return Outcome(failure=f"raised {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
+        return Outcome(failure=_told(error))
+
+
+def _told(error: Exception) -> str:
+    words = str(error).splitlines()[0] if str(error) else ""
+    return f"cannot be run: {words.rstrip('.')}" if isinstance(error, MemfitError) else f"raised {type(error).__name__}: {words}"
 
 
 def _eps(planned: Sequence[PlannedLever]) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from memfit.batches import tensors_in
@@ -11,7 +10,7 @@ from memfit.profiling import profile
 from memfit.proof.kept_in_file import kept_in_file
 from memfit.proof.limit import Limit
 from memfit.proof.sampling import first_samples
-from memfit.records import Ledger, PlannedLever
+from memfit.records import Ledger
 from memfit.step import Batch, Step
 from memfit.units import format_bytes
 
@@ -48,7 +47,7 @@ def sample_inside(
     sizes = [whole // 2**halvings for halvings in range(whole.bit_length())]
     needs: dict[int, tuple[int, int]] = {}
     base = 0
-    for size in sizes:  # with float64, unless that leaves a single sample, which says little of a batch
+    for size in sizes:  # with float64, unless that leaves a single sample, which says little of a batch, or too few to divide
         if size not in (whole, 1) and base + (needs[whole][0] - base) * size // whole > limit_bytes:
             continue  # samples alone would fill it: not worth a simulation
         try:
@@ -62,7 +61,7 @@ def sample_inside(
             break
         needs[size] = ledger.process_high_bytes, ledger.process_high_bytes + ledger.high_bytes  # plain, and in float64
         base = ledger.process.base_bytes
-        if wants_float64 and needs[size][1] <= limit_bytes and (size > 1 or whole == 1):
+        if wants_float64 and needs[size][1] <= limit_bytes and size >= min(max(2, least), whole):
             return _cut(step, size, True, needs[whole][0], limit)
         if not wants_float64 and needs[size][0] <= limit_bytes:
             return _cut(step, size, False, needs[whole][0], limit)
@@ -138,20 +137,3 @@ def _cut(step: Step, size: int, float64: bool, needed: int, limit: Limit) -> Sam
         f"and {limit.reason}. What only shows on the other {whole - size}, or on a batch of {whole}, was not compared."
     )
     return Sample(replace(step, batch=first_samples(step.batch, size, step.running.places)), float64, (note,))
-
-
-def levers_for(planned: Sequence[PlannedLever], whole: int, samples: int) -> tuple[PlannedLever, ...]:
-    """A plan's levers as they are compared on fewer samples: micro-batches get smaller with the batch, and a single one is not divided.
-
-    >>> rows = [PlannedLever("microbatch", "4 of 4", "reordered", settings={"size": 4, "batch": 16})]
-    >>> levers_for(rows, 16, 4)[0].settings["size"], levers_for(rows, 16, 1)
-    (1, ())
-    """
-    if samples == whole:
-        return tuple(planned)
-    able = [lever for lever in planned if lever.name != "microbatch" or samples > 1]
-    return tuple(_smaller(lever, whole, samples) if lever.name == "microbatch" else lever for lever in able)
-
-
-def _smaller(lever: PlannedLever, whole: int, samples: int) -> PlannedLever:
-    return replace(lever, settings={**lever.settings, "size": max(1, lever.settings["size"] * samples // whole)})

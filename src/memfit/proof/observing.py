@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,7 +12,7 @@ import torch
 from torch.optim import Optimizer
 
 from memfit.proof.places import Places
-from memfit.proof.shelf import Shelf
+from memfit.proof.shelf import Key, Shelf
 from memfit.running import Guard
 from memfit.step import Phase, Step
 
@@ -26,6 +26,7 @@ class Outcome:
     shelf: Shelf = field(default_factory=Shelf)
     losses: list[dict[str, float]] = field(default_factory=list)  # of each step, by phase
     failure: str = ""  # why it could not be run
+    refused: bool = False  # by a lever that would not be put on
     skipped: int = 0  # steps that a guard did not let happen
     seconds: list[float] = field(default_factory=list)  # of each step
 
@@ -33,6 +34,17 @@ class Outcome:
     def step_seconds(self) -> float | None:
         """Of the shortest step that ran without being looked into; None where every one was."""
         return min(self.seconds[len(_LOOKED_INTO) :], default=None)
+
+
+@dataclass(frozen=True)
+class FittedRun:
+    """A fitted step's runs."""
+
+    outcome: Outcome
+    fed: Outcome  # its optimizers on the plain step's gradients
+    unseen: frozenset[Key]  # gradients that were gone before anyone could look
+    eps: float  # of the coarsest type its levers use
+    exact: Callable[[], Outcome] = Outcome  # its first step in float64, run when it is first asked for
 
 
 def observe(step: Step, places: Places, batches: Iterable[Any], *wanted: str) -> Outcome:

@@ -3,33 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 
 from memfit.proof.checks import Check, Yardstick, bits, loss_checks, told
-from memfit.proof.observing import Outcome
+from memfit.proof.observing import FittedRun, Outcome
 from memfit.proof.reference import Reference
-from memfit.proof.shelf import Key, Shelf, distance
+from memfit.proof.rounding import SAME_IN_FLOAT32, judged, yardstick
+from memfit.proof.shelf import Key, Shelf, distance, same_bits
 
 _STATE = ("parameters", "optimizer_state")
-_SAME_IN_FLOAT64, _SAME_IN_FLOAT32 = 1e-9, 3e-5  # of a norm; what loses bits (bfloat16) is off by 1e-4 and more
-_COARSE = 1e-4  # of a norm: a bound beyond it (bfloat16 weights, autocast in the loss) lets wrong weights of a part through
-_SMALL_BESIDE = 1e-2  # a gradient that is nothing but rounding is held to a share of all of them
 _TRAJECTORY = 10  # times the noise that later steps may be off: what rounding did in the first has grown in an optimizer's hands
-
-
-@dataclass(frozen=True)
-class FittedRun:
-    """A fitted step's runs."""
-
-    outcome: Outcome
-    fed: Outcome  # its optimizers on the plain step's gradients
-    unseen: frozenset[Key]  # gradients that were gone before anyone could look
-    eps: float  # of the coarsest type its levers use
-    exact: Callable[[], Outcome] = Outcome  # its first step in float64, run when it is first asked for
-
 
 Rule = Callable[[Reference, FittedRun], Iterator[Check]]
 
@@ -45,12 +30,15 @@ def reordered(reference: Reference, fitted: FittedRun) -> Iterator[Check]:
     plain, run = reference.plain.shelf, fitted.outcome.shelf
     yard = yardstick(reference)
     seen = [key for key in plain.keys("gradients") if key not in fitted.unseen]
-    yield from (_judged(key, yard, reference, fitted) for key in (*seen, *plain.keys("buffers")))
-    yield from (bits(key, plain, run) for key in run.keys("gradients") if key not in plain)
+    yield from (judged(key, yard, reference, fitted) for key in (*seen, *plain.keys("buffers")))
+    yield from _new(("gradients", "buffers"), plain, run)
     yield from (bits(key, plain, run) for key in plain.keys("rng"))
     yield from _optimizers(reference, fitted)
-    yield from _a_step_later(reference, fitted)
-    yield from loss_checks(reference.plain.losses, fitted.outcome.losses, noise_of_losses(reference))
+    yield from _a_step_later(reference, fitted, lambda keys, error: _finely_later(keys, error, reference))
+    eps = max(torch.finfo(p.dtype).eps for p in reference.places.parameters if p.is_floating_point())
+    yield from loss_checks(
+        reference.plain.losses, fitted.outcome.losses, noise_of_losses(reference.plain, reference.moved, eps, _TRAJECTORY)
+    )
 
 
 def rounded(reference: Reference, fitted: FittedRun) -> Iterator[Check]:
@@ -58,11 +46,13 @@ def rounded(reference: Reference, fitted: FittedRun) -> Iterator[Check]:
     plain, run, eps = reference.plain, fitted.outcome, fitted.eps
     moved = reference.roughly_moved(eps)
     yard = Yardstick(plain.shelf, plain.shelf, (moved.shelf,), eps)
-    first = zip(plain.losses[:1], moved.losses, strict=False)
-    bounds = [{name: 3 * max(abs(loss - other[name]), 4 * eps * abs(loss)) for name, loss in a.items()} for a, other in first]
-    yield from loss_checks(plain.losses, run.losses, bounds)
+    yield from loss_checks(plain.losses, run.losses, noise_of_losses(plain, moved, eps, 3))
     yield from (yard.check(key, run.shelf) for key in plain.shelf.keys("gradients") if key not in fitted.unseen)
     yield from (yard.check(key, run.shelf) for key in plain.shelf.keys("buffers"))
+    yield from _new(("gradients", "buffers"), plain.shelf, run.shelf)
+    yield from _a_step_later(
+        reference, fitted, lambda keys, error: 3 * max(4 * eps * _norm(keys, plain.shelf), _apart(keys, plain.shelf, moved.shelf))
+    )
     yield from (bits(key, plain.shelf, run.shelf) for key in plain.shelf.keys("rng"))
     for key in plain.shelf.keys("parameters"):
         error = distance(plain.shelf.get(key), fitted.fed.shelf.get(key))
@@ -79,75 +69,14 @@ def redrawn(reference: Reference, fitted: FittedRun) -> Iterator[Check]:
 RULES: dict[str, Rule] = {"bitwise": bitwise, "reordered": reordered, "redrawn": redrawn, "rounded": rounded, "altered": rounded}
 
 
-def yardstick(reference: Reference) -> Yardstick:
-    """Float64 where it can be had, or else a plain run moved by a hair."""
-    plain = reference.plain.shelf
-    if reference.exact.failure:
-        return Yardstick(plain, plain, (reference.moved.shelf,))
-    return Yardstick(plain, reference.exact.shelf, (plain, reference.moved.shelf))
-
-
-def _judged(key: Key, yard: Yardstick, reference: Reference, fitted: FittedRun) -> Check:
-    """Terms that nearly cancel (a bias under an L1 loss) are off by what their order makes of them, and one order alone may be lucky.
-
-    So what is out of bounds is held to other orders of the plain step's sums, too.
-    """
-    check = yard.check(key, fitted.outcome.shelf)
-    judged = _or_in_float64(check, key, reference, fitted)
-    if judged.holds or check.holds or check.bound == 0.0:
-        return judged
-    wider = replace(yard, others=(*yard.others, *(other.shelf for other in reference.resummed))).check(key, fitted.outcome.shelf)
-    return _or_in_float64(wider, key, reference, fitted) if wider.holds else judged
-
-
-def _or_in_float64(check: Check, key: Key, reference: Reference, fitted: FittedRun) -> Check:
-    """What rounding alone has moved is gone in float64. Asked where the bound is coarse, and of what is a little beyond it.
-
-    (Long sums in another kernel, or signs at a kink, move more than a last bit.)
-    """
-    if check.bound == 0.0:
-        return check
-    near = check if check.holds else _near(key, check, reference.plain.shelf, fitted.outcome.shelf, _SAME_IN_FLOAT32)
-    loose = _looseness(key, check, reference.plain.shelf) if check.holds else 0.0
-    if not near.holds or (check.holds and not loose):
-        return check
-    if reference.exact.failure or fitted.exact().failure:
-        return replace(near, loose=loose)
-    nearer = _near(key, check, reference.exact.shelf, fitted.exact().shelf, _SAME_IN_FLOAT64)
-    if nearer.holds:
-        return near
-    return replace(nearer, what=f"{check.what} in float64") if check.holds else check
-
-
-def _looseness(key: Key, check: Check, plain: Shelf) -> float:
-    """The share of a norm that a bound is, where it is coarse, and else 0; what is nothing but rounding is measured by all others."""
-    if check.bound <= _COARSE * check.norm:
-        return 0.0
-    size = _size_of(key, plain)
-    return check.bound / size if check.bound > _COARSE * size > 0 else 0.0
-
-
-def _size_of(key: Key, shelf: Shelf) -> float:
-    """The tensor's norm, and a hundredth of all norms."""
-    return distance(shelf.get(key)) + _SMALL_BESIDE * shelf.norm(key.kind)
-
-
-def _near(key: Key, check: Check, truth: Shelf, found: Shelf, share: float) -> Check:
-    """Within a share of the tensor's norm and of a hundredth of all norms."""
-    if key not in truth or key not in found:
-        return check
-    return Check(check.kind, check.what, distance(truth.get(key), found.get(key)), share * _size_of(key, truth))
-
-
-def noise_of_losses(reference: Reference) -> list[dict[str, float]]:
-    """How far each loss may be off: 10 times the most that a last bit more or less has made of it so far, at least 40 eps."""
-    eps = max(torch.finfo(p.dtype).eps for p in reference.places.parameters if p.is_floating_point())
+def noise_of_losses(plain: Outcome, moved: Outcome, eps: float, times: float) -> list[dict[str, float]]:
+    """How far each loss may be off: so many times the most that rounding has made of it so far, or 4 eps of it."""
     most: dict[str, float] = {}
     bounds = []
-    for plain, moved in zip(reference.plain.losses, reference.moved.losses, strict=True):
-        for name, loss in plain.items():
-            most[name] = max(most.get(name, 0.0), abs(loss - moved[name]), 4 * eps * abs(loss))
-        bounds.append({name: _TRAJECTORY * noise for name, noise in most.items()})
+    for losses, other in zip(plain.losses, moved.losses, strict=True):
+        for name, loss in losses.items():
+            most[name] = max(most.get(name, 0.0), abs(loss - other[name]), 4 * eps * abs(loss))
+        bounds.append({name: times * noise for name, noise in most.items()})
     return bounds
 
 
@@ -162,8 +91,12 @@ def _equal_bits(reference: Reference, fitted: FittedRun) -> Iterator[Check]:
 
 def _within_repeats(reference: Reference, fitted: FittedRun) -> Iterator[Check]:
     plain, again, run = reference.plain.shelf, reference.again.shelf, fitted.outcome.shelf
-    for key in again:
-        if key.kind != "rng" and key in plain and key in run:
+    for key in dict.fromkeys((*plain, *run)):
+        if key in fitted.unseen or (key in plain) != (key in again):
+            continue
+        if key not in plain or key not in run or same_bits(plain.get(key), again.get(key)):
+            yield bits(key, plain, run)
+        elif key.kind != "rng":  # between two states of a generator there is no distance
             noise = distance(plain.get(key), again.get(key))
             yield Check(key.kind, told(key), distance(run.get(key), plain.get(key)), 3 * noise)
     losses = zip(reference.plain.losses, reference.again.losses, strict=True)
@@ -171,24 +104,43 @@ def _within_repeats(reference: Reference, fitted: FittedRun) -> Iterator[Check]:
     yield from loss_checks(reference.plain.losses, fitted.outcome.losses, bounds)
 
 
-def _a_step_later(reference: Reference, fitted: FittedRun) -> Iterator[Check]:
-    """Each phase's gradients of the second step together: something stale from the first shows here, long before it shows in a loss."""
-    plain, moved, run = reference.plain.shelf, reference.moved.shelf, fitted.outcome.shelf
+def _a_step_later(reference: Reference, fitted: FittedRun, allowed: Callable[[Sequence[Key], float], float]) -> Iterator[Check]:
+    """Each phase's gradients of the second step together: something stale from the first shows here, long before it shows in a loss.
+
+    `allowed` is how far those of these keys may be off, given how far they are.
+    """
+    plain, run = reference.plain.shelf, fitted.outcome.shelf
+    yield from (bits(key, plain, run) for key in plain.keys("later") if key not in run and key not in fitted.unseen)
+    yield from _new(("later",), plain, run)
     for phase in reference.step.all_phases:
         keys = [key for key, _ in reference.places.gradients(reference.step, phase, "later") if key in plain and key in run]
         if keys:
-            size = math.hypot(*(4 * torch.finfo(plain.get(key).dtype).eps * distance(plain.get(key)) for key in keys))
-            error = _apart(keys, plain, run)
             what = f"all gradients{f' of {phase.name}' if phase.name else ''}, a step later,"
-            overall = math.hypot(*(distance(plain.get(key)) for key in keys))
-            bound = max(_TRAJECTORY * max(_apart(keys, plain, moved), size), _SAME_IN_FLOAT32 * overall)
-            if error > bound:
-                bound = max(bound, _TRAJECTORY * max((_apart(keys, plain, other.shelf) for other in reference.resummed), default=0.0))
-            yield Check("later", what, error, bound, len(keys))
+            error = _apart(keys, plain, run)
+            yield Check("later", what, error, allowed(keys, error), len(keys))
+
+
+def _finely_later(keys: Sequence[Key], error: float, reference: Reference) -> float:
+    """What a last bit makes of them, and where that is too little what the order of long sums does."""
+    plain = reference.plain.shelf
+    size = math.hypot(*(4 * torch.finfo(plain.get(key).dtype).eps * distance(plain.get(key)) for key in keys))
+    bound = max(_TRAJECTORY * max(_apart(keys, plain, reference.moved.shelf), size), SAME_IN_FLOAT32 * _norm(keys, plain))
+    if error <= bound:
+        return bound
+    return max(bound, _TRAJECTORY * max((_apart(keys, plain, other.shelf) for other in reference.resummed), default=0.0))
+
+
+def _new(kinds: Iterable[str], plain: Shelf, run: Shelf) -> Iterator[Check]:
+    """What only the fitted run has."""
+    return (bits(key, plain, run) for kind in kinds for key in run.keys(kind) if key not in plain)
 
 
 def _apart(keys: Iterable[Key], a: Shelf, b: Shelf) -> float:
     return math.hypot(*(distance(a.get(key), b.get(key) if key in b else None) for key in keys))
+
+
+def _norm(keys: Iterable[Key], shelf: Shelf) -> float:
+    return math.hypot(*(distance(shelf.get(key)) for key in keys))
 
 
 def _optimizers(reference: Reference, fitted: FittedRun) -> Iterator[Check]:
@@ -198,6 +150,7 @@ def _optimizers(reference: Reference, fitted: FittedRun) -> Iterator[Check]:
         check = bits(key, plain, fed)
         in_doubt = not check.holds and key in fed and not reference.fed.failure and key in reference.fed.shelf
         yield _as_near(key, reference, fed) if in_doubt else check
+    yield from _new(_STATE, plain, fed)
 
 
 def _as_near(key: Key, reference: Reference, fed: Shelf) -> Check:

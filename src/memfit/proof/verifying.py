@@ -2,34 +2,18 @@
 
 from __future__ import annotations
 
-import math
-import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from memfit.applying import option_of, refuse_another_step, refuse_damaged, refuse_fitted
+from memfit.applying import apply_levers, refuse_another_step, refuse_damaged, refuse_fitted
 from memfit.errors import NotEquivalent, NotProven
 from memfit.levers import LEVERS, Lever
-from memfit.proof.checks import worst_of
-from memfit.proof.culprit import culprit_of
-from memfit.proof.determinism import deterministic
-from memfit.proof.fitted import Judgement, judge
-from memfit.proof.fitting_sample import Sample, levers_for, sample_inside
+from memfit.proof.comparing import Terms, compare
 from memfit.proof.limit import Limit, limit_of_machine
-from memfit.proof.observing import Outcome
-from memfit.proof.reference import Reference
-from memfit.proof.separable import why_not_separable
-from memfit.records import Ledger, Plan, PlannedLever, Verdict, Worst, loosest
+from memfit.proof.notes import BY_DESIGN
+from memfit.records import Ledger, Plan, PlannedLever, Verdict
+from memfit.restoring import random_numbers_restored
 from memfit.step import Batch, Step
-
-_BY_DESIGN = {
-    "altered": "Not equivalent by design: {} changes the model or the training. The figures say by how much, and excuse nothing.",
-    "redrawn": "Equivalent in distribution only: {} draws other random numbers, so losses and gradients cannot be compared. "
-    "Optimizers and counters were.",
-}
-_COMPARED = ("gradients", "buffers", "rng", "optimizer_state", "parameters")
 
 
 def verify(
@@ -70,55 +54,51 @@ def prove(
     progress: Callable[[str], None],
 ) -> Verdict:
     """What `verify` does; `plain` is the plain step's ledger where it is known already."""
-    started = time.perf_counter()
     refuse_fitted(step)
     refuse_another_step(step, plan)
     refuse_damaged(plan)
-    claimed = loosest(lever.exactness for lever in plan.levers)
-    divides = any(lever.name == "microbatch" for lever in plan.levers)
-    sample = sample_inside(step, limit, claimed == "reordered", plain, smaller_batch, 2 if divides else 1)
-    planned = levers_for(plan.levers, step.batch_size, sample.step.batch_size)
-    reference = Reference(sample.step, steps, sample.float64, progress, sample.in_file)
-    with deterministic():
-        judgement = judge(reference, planned, levers)
-        shown = judgement.exactness
-        culprit = ", ".join(lever.name for lever in planned if shown in _BY_DESIGN and lever.exactness == shown)
-        if not judgement.same and not culprit:
-            progress("looking for the lever to blame")
-            culprit = culprit_of(reference, planned, levers)
-    left_out = tuple(lever.name for lever in plan.levers if lever.name not in {row.name for row in planned})
-    notes = (*sample.notes, *_left_out(left_out, planned), *_notes(reference, judgement, culprit))
-    verdict = _verdict(planned, reference, judgement, culprit, notes, time.perf_counter() - started)
-    if culprit == "microbatch" and not judgement.same:
-        verdict = replace(verdict, culprit_because=_why_not_divided(sample, planned))
-    if sample.in_file:
-        verdict = replace(verdict, step_seconds={})  # the file took part of the reference's time
-    return replace(verdict, not_compared=left_out, equivalent=False) if left_out else verdict
+    terms = Terms(steps, limit, smaller_batch, levers, progress)
+    others = [lever for lever in plan.levers if lever.exactness not in BY_DESIGN]
+    if not others or len(others) == len(plan.levers):
+        return compare(step, plan.levers, terms, plain)
+    try:
+        beside = _compared_beside(step, plan.levers, others, terms, plain)
+    except Exception:  # the step as it was altered may not run at all, which is for the verdict on all of them to say
+        verdict = compare(step, plan.levers, terms, plain)
+        if verdict.by_design:
+            raise
+        return verdict
+    return _together(compare(step, plan.levers, terms, plain), beside) if beside.equivalent else beside
 
 
-def _why_not_divided(sample: Sample, planned: Sequence[PlannedLever]) -> str:
-    """Whether it is the loss, asked where there is room for more gradients; the verdict stands without the answer."""
-    row = next(lever for lever in planned if lever.name == "microbatch")
-    with suppress(Exception):
-        return why_not_separable(sample.step, option_of(row)) if sample.float64 else ""
-    return ""
+def _compared_beside(
+    step: Step, planned: Sequence[PlannedLever], others: Sequence[PlannedLever], terms: Terms, plain: Ledger | None
+) -> Verdict:
+    """The levers that promise the same training, without those that draw other numbers, and on the step that was altered."""
+    asked = [lever for lever in planned if lever not in others]
+    altered = [lever for lever in asked if lever.exactness == "altered"]
+    with random_numbers_restored(), apply_levers(step, altered, terms.levers):
+        verdict = compare(step, others, terms, None if altered else plain)
+    how = f"with {_names(altered)} on both sides" if altered else f"without {_names(asked)}"
+    return replace(verdict, notes=(*verdict.notes, f"{_names(others)} was held to {verdict.exactness} {how}."))
 
 
-def _left_out(names: Sequence[str], planned: Sequence[PlannedLever]) -> Iterator[str]:
-    """What has to be said where a lever of the plan could not be on."""
-    if not names:
-        return
-    nothing = "The other levers were." if planned else "It is all the plan does, so nothing was proven."
-    yield (
-        f"{', '.join(names)} was not compared, and nothing is claimed of it: a single sample cannot be divided, and two do not fit the "
-        f"limit. {nothing} Give a larger limit or budget, or write the plan (memfit plan -o) and verify it where there is more memory; in "
-        "Python a smaller_batch (smaller volumes, shorter sequences) to compare on helps as well."
+def _names(levers: Sequence[PlannedLever]) -> str:
+    return ", ".join(lever.name for lever in levers)
+
+
+def _together(asked: Verdict, beside: Verdict) -> Verdict:
+    """What was asked for is another training by design; the levers beside it were proven on their own."""
+    compared = {kind: max(count, beside.compared.get(kind, 0)) for kind, count in asked.compared.items()}
+    return replace(
+        asked, compared=compared, notes=tuple(dict.fromkeys((*asked.notes, *beside.notes))), seconds=asked.seconds + beside.seconds
     )
 
 
 def require(verdict: Verdict) -> Verdict:
     """The verdict itself if it is a yes; otherwise NotEquivalent is raised, or NotProven where not all could be compared.
 
+    >>> from memfit.records import Worst
     >>> yes = Verdict(True, "bitwise", {}, Worst("", 0.0, 0.0), {})
     >>> require(yes) is yes
     True
@@ -129,84 +109,3 @@ def require(verdict: Verdict) -> Verdict:
     if not verdict.equivalent:
         raise NotEquivalent(verdict.worst.what, verdict.worst.error, verdict.worst.bound, verdict.culprit, verdict)
     return verdict
-
-
-def _verdict(
-    planned: Sequence[PlannedLever], reference: Reference, judgement: Judgement, culprit: str, notes: tuple[str, ...], seconds: float
-) -> Verdict:
-    counts: Counter[str] = Counter()
-    for check in judgement.checks:
-        counts[check.kind] += check.count
-    worst = worst_of(judgement.checks)
-    plain, fitted = reference.plain.losses, judgement.run.outcome.losses
-    return Verdict(
-        judgement.same and judgement.exactness not in _BY_DESIGN,
-        judgement.exactness,
-        {"reference": _total(plain), "fitted": _total(fitted)},
-        Worst(worst.what, _finite(worst.error), _finite(worst.bound)),
-        {kind: counts[kind] for kind in _COMPARED},
-        tuple(lever.name for lever in planned),
-        culprit,
-        {"reference": _as_record(plain), "fitted": _as_record(fitted)},
-        notes,
-        seconds,
-        samples=reference.step.batch_size,
-        step_seconds=_step_seconds(reference.plain, judgement.run.outcome),
-    )
-
-
-def _step_seconds(plain: Outcome, fitted: Outcome) -> dict[str, float]:
-    found = {"reference": plain.step_seconds, "fitted": fitted.step_seconds}
-    known = {name: seconds for name, seconds in found.items() if seconds is not None}
-    return known if len(known) == len(found) else {}
-
-
-def _finite(value: float) -> float | None:
-    """JSON has no infinity and no NaN."""
-    return value if math.isfinite(value) else None
-
-
-def _total(losses: list[dict[str, float]]) -> float | None:
-    """Of the first step; there is none when it failed."""
-    return _finite(sum(losses[0].values())) if losses else None
-
-
-def _as_record(losses: list[dict[str, float]]) -> tuple[dict[str, float | None], ...]:
-    return tuple({name: _finite(loss) for name, loss in of_step.items()} for of_step in losses)
-
-
-def _notes(reference: Reference, judgement: Judgement, culprit: str) -> Iterator[str]:
-    """What a reader has to know to judge the verdict."""
-    if judgement.exactness in _BY_DESIGN:
-        yield _BY_DESIGN[judgement.exactness].format(culprit)
-    if judgement.exactness == "reordered" and reference.exact.failure:
-        yield (
-            f"There was no float64 run to compare with: {reference.exact.failure}. Gradients were held to 3 times what a last bit "
-            "more or less in parameters and modules' outputs does to the plain step, or to 3e-5 of their norm."
-        )
-    if loose := max((check.loose for check in judgement.checks), default=0.0):
-        why = f"({judgement.run.exact().failure}) " if not reference.exact.failure else ""
-        yield (
-            f"A rough comparison: without a float64 run of both steps {why}gradients were held to no more than {loose:.2g} of their norm, "
-            "which is what rounding does to this step. A lever that is less wrong than that is not seen."
-        )
-    if judgement.exactness == "bitwise" and reference.found_unsteady:
-        yield "Two runs of the plain step differ already, so bits cannot be compared: the fitted one was held to 3 times that distance."
-    if judgement.exactness == "rounded":
-        yield (
-            f"Rounded, with eps {judgement.run.eps:.2g}: loss and gradients were held to 3 times what eps more or less in parameters "
-            "and modules' outputs does to the plain step, or 12 eps of their norm; updates on equal gradients to 12 eps. "
-            "States of optimizers were not compared."
-        )
-    if reference.why_one_batch:
-        yield f"All steps ran on the same batch: with its samples in another order the plain step fails ({reference.why_one_batch})."
-    if skipped := judgement.run.outcome.skipped:
-        steps = f"{skipped} step{'s' * (skipped > 1)}"
-        yield f"A guard skipped {steps} for numbers that were not finite, as it found its scale: the comparison started anew each time."
-    if unseen := sum(key.kind == "gradients" for key in judgement.run.unseen):
-        gone = f"{unseen} gradient{'s' * (unseen > 1)}"
-        yield f"{gone} could not be seen before being freed inside backward: parameters and states were compared."
-    if any(phase.schedulers for phase in reference.step.all_phases):
-        yield "Schedulers stood still during the comparison."
-    if not judgement.same and not culprit:
-        yield "No single lever could be blamed: each is right on its own and the plan stays wrong without any one of them."

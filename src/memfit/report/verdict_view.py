@@ -14,7 +14,16 @@ _MEANINGS = {
     "reordered": "up to the order of summation",
     "redrawn": "in distribution only",
     "rounded": "up to the rounding of fewer bits",
-    "altered": "by design",
+}
+_BY_DESIGN = {  # where it is what was asked for, and where it is not even that
+    "redrawn": (
+        "The fitted step is the same training in distribution only.",
+        "The fitted step is not the same training, not even in distribution.",
+    ),
+    "altered": (
+        "The fitted step is not the same training, by design.",
+        "The fitted step was to be another training, and it cannot be run.",
+    ),
 }
 _NOUNS = {
     "gradients": "gradient",
@@ -68,7 +77,7 @@ def _answer(verdict: Verdict) -> str:
 
 
 def _meaning(verdict: Verdict) -> str:
-    how = _MEANINGS[verdict.exactness]
+    how = _MEANINGS.get(verdict.exactness, "by design")
     if verdict.unproven and not verdict.levers:
         return "Whether the fitted step is the same training is not known."
     if verdict.unproven:
@@ -76,10 +85,9 @@ def _meaning(verdict: Verdict) -> str:
         return f"With {', '.join(verdict.levers)} it is the same training, {how}; with {left_out} too, it could not be proven here."
     if verdict.equivalent:
         return f"The fitted step is the same training, {how}."
-    if verdict.exactness == "redrawn":
-        return f"The fitted step is the same training {how}."
-    if verdict.exactness == "altered":
-        return f"The fitted step is not the same training, {how}."
+    if verdict.by_design or verdict.exactness in _BY_DESIGN:
+        as_claimed, failed = _BY_DESIGN.get(verdict.exactness, _BY_DESIGN["redrawn"])  # beside one that rounds
+        return as_claimed if verdict.by_design else failed
     return f"The fitted step is not the same training: it was to be the same {how}."
 
 

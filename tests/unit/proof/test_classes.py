@@ -17,6 +17,8 @@ from memfit.capture.process import resident_bytes
 from memfit.levers import Undo
 from memfit.proof import require
 from memfit.records import PlannedLever, Verdict
+from memfit.report.verdict_view import verdict_view
+from memfit.running import Running
 from small_levers import CHECKPOINT, FUSED, NOTHING, SPLIT, WRONG, SmallLever, _around, plan_of
 from small_steps import convolutional_2d, dense, mixed_precision, two_phases
 
@@ -50,7 +52,7 @@ def test_rounding_is_not_passed_off_as_reordering() -> None:
     assert coarse and fine and coarse > 4 * fine  # the bound is that of the type
 
 
-@pytest.mark.parametrize("name", ["weakened", "detached", "lost part", "slower"])
+@pytest.mark.parametrize("name", ["weakened", "detached", "lost part", "slower", "stale"])
 def test_rounding_excuses_no_wrong_lever(name: str) -> None:
     wrong = WRONG[name]
     if name == "slower":
@@ -59,10 +61,61 @@ def test_rounding_excuses_no_wrong_lever(name: str) -> None:
     assert not verdict.equivalent and verdict.culprit == name
 
 
+def test_what_is_stale_fails_a_rounded_plan_by_the_gradients_of_the_second_step() -> None:
+    """The first step is right, and the losses of a few are hardly touched."""
+    verdict = judged(dense(), HALF, WRONG["stale"])
+    assert verdict.worst.what == "all gradients, a step later," and not verdict.equivalent
+    right = judged(dense(), HALF)
+    assert right.equivalent and len(right.trajectory["fitted"]) == 3
+
+
+def test_a_loss_that_goes_astray_fails_a_rounded_plan() -> None:
+    """From the third step on, when gradients are not looked at any more."""
+
+    def act(step: Step, undo: Undo) -> None:
+        seen: list[int] = []
+
+        def astray(module: nn.Module, args: Any, output: torch.Tensor) -> torch.Tensor:
+            seen.append(1)
+            return output * (2.0 if len(seen) % 3 == 0 else 1.0)
+
+        undo.then(step.models[""].register_forward_hook(astray).remove)
+
+    verdict = judged(dense(), HALF, SmallLever("astray", "bitwise", act))
+    assert not verdict.equivalent and verdict.worst.what == "the loss of step 3" and verdict.culprit == "astray"
+
+
 def test_altered_is_never_equivalent_even_if_nothing_differs() -> None:
     verdict = judged(dense(), CHECKPOINT, replace(NOTHING, exactness="altered"))
-    assert not verdict.equivalent and verdict.exactness == "altered" and verdict.culprit == "nothing"
+    assert not verdict.equivalent and verdict.by_design and verdict.exactness == "altered" and verdict.culprit == "nothing"
     assert verdict.notes[0].startswith("Not equivalent by design: nothing changes the model or the training.")
+
+
+def of_width(width: int, compares: bool, **more: Any) -> Step:
+    """A step whose samples are as wide as its model; whether its loss `compares` them."""
+    net = nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
+
+    def loss(m: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        y = m(x)
+        return (y - x - (y.mean(0) if compares else 0)).pow(2).mean()
+
+    return Step(net, loss, torch.optim.AdamW(net.parameters()), torch.randn(8, width), **more)
+
+
+@pytest.mark.parametrize("compares", [False, True])
+def test_levers_beside_another_model_are_compared_on_that_model_and_its_own_batch(compares: bool) -> None:
+    step = of_width(16, compares, variants={"narrow": lambda: of_width(8, compares)})
+    narrow = PlannedLever("architecture", "narrow", "altered", settings={"variant": "narrow"})
+    halves = PlannedLever("microbatch", "halves", "reordered", settings={"size": 4, "batch": 8, "draws": {}, "again": False})
+    alone, both = (verify(step, replace(plan_of(step), levers=rows)) for rows in ((narrow,), (narrow, halves)))
+    assert alone.by_design and not alone.equivalent and alone.loss["fitted"] is not None and alone.culprit == "architecture"
+    if compares:
+        assert not both.by_design and both.culprit == "microbatch" and both.exactness == "reordered"
+        assert "compares samples with each other" in both.culprit_because
+    else:
+        assert both.by_design and both.exactness == "altered" and both.culprit == "architecture"
+    assert both.notes[-1] == "microbatch was held to reordered with architecture on both sides."
+    assert step.models[""][0].in_features == 16 and step.batch.shape == (8, 16) and step.running == Running()  # type: ignore[index]
 
 
 def test_redrawn_is_equivalent_in_distribution_only() -> None:
@@ -84,6 +137,13 @@ def test_a_step_that_does_not_repeat_itself_is_held_to_its_own_noise() -> None:
     verdict = judged(step, CHECKPOINT)
     assert any(note.startswith("Two runs of the plain step differ already") for note in verdict.notes)
     assert not judged(step, WRONG["weakened"]).equivalent
+
+
+def test_redrawn_beside_what_rounds_is_no_yes() -> None:
+    verdict = judged(dense(), HALF, replace(NOTHING, exactness="redrawn"))
+    assert verdict.by_design and not verdict.equivalent and verdict.culprit == "nothing"
+    assert verdict_view(verdict).meaning == "The fitted step is the same training in distribution only."
+    assert judged(dense(), HALF, WRONG["stale"], replace(NOTHING, exactness="redrawn")).culprit == "stale"
 
 
 class OnlyFloat32(torch.autograd.Function):

@@ -13,6 +13,7 @@ from memfit import proven_plans
 from memfit.levers import LEVERS
 from memfit.planning import Planned
 from memfit.proof import verifying
+from memfit.proof.fewer_parts import least_samples, levers_for
 from memfit.proof.fitting_sample import Sample
 from memfit.proof.sampling import first_samples
 from memfit.records import Plan, PlannedLever, Verdict, Worst
@@ -184,3 +185,80 @@ def test_a_smaller_batch_that_is_not_small_enough_is_refused() -> None:
         memfit.Infeasible, match=r"The smaller_batch is not small enough.* Give a smaller one, or a larger budget or limit\."
     ):
         memfit.verify(step, plan_of(step), limit_bytes=just_too_little(step), smaller_batch=step.batch)
+
+
+def chunked_row(step: Step, size: int) -> Plan:
+    """In chunks of this many samples, as the planner offers it."""
+    options = LEVERS["chunk"].options(memfit.profile(step, simulate=True))
+    option = next(option for option in options if option.settings["size"] == size)
+    return replace(plan_of(step), levers=(PlannedLever("chunk", option.name, option.exactness, settings=option.settings),))
+
+
+def decoded(compares: bool) -> Step:
+    """A loss behind memfit.chunked, with dropout; whether it `compares` samples, which no chunk alone can."""
+    net = torch.nn.ModuleDict(
+        {"project": torch.nn.Linear(8, 8), "decoder": torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Dropout(0.3))}
+    )
+    net["decoder"].requires_grad_(False)
+
+    def part(z: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        y = net["decoder"](z)
+        return (y - x - (y.mean(0, keepdim=True) if compares else 0)).pow(2).mean()
+
+    return Step(net, lambda m, x: memfit.chunked(part, m["project"](x), x), sgd(net["project"]), torch.randn(16, 8))
+
+
+def test_chunks_are_still_several_on_fewer_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On eight samples chunks of eight would be the plain step, and any loss would pass."""
+    step = decoded(compares=False)
+    for samples in (8, 2):
+        assert verified_on(samples, step, chunked_row(step, 8), monkeypatch).equivalent
+    wrong = decoded(compares=True)
+    plan = replace(chunked_row(step, 8), step=plan_of(wrong).step)  # the planner itself sees that this loss cannot be cut
+    verdict = verified_on(8, wrong, plan, monkeypatch)
+    assert not verdict.equivalent and verdict.culprit == "chunk"
+
+
+def test_chunks_of_a_single_sample_are_not_claimed_but_one_of_the_whole_batch_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    step = decoded(compares=False)
+    verdict = verified_on(1, step, chunked_row(step, 8), monkeypatch)
+    assert verdict.unproven and verdict.not_compared == ("chunk",)
+    assert verdict.notes[0].startswith("chunk was not compared, and nothing is claimed of it: a single sample cannot be divided, and two")
+    assert verified_on(1, step, chunked_row(step, 16), monkeypatch).equivalent
+
+
+def rows(micro: int = 0, chunk: int = 0, compiled: int = 0) -> list[PlannedLever]:
+    sizes = {"chunk": chunk, "microbatch": micro}
+    found = [PlannedLever(name, "", "reordered", settings={"size": size, "batch": 16}) for name, size in sizes.items() if size]
+    split = {"modules": [], "budget": 1.0, "split": {"size": compiled, "batch": 16}}
+    return found + ([PlannedLever("compile", "", "reordered", settings=split)] if compiled else [])
+
+
+@pytest.mark.parametrize(
+    ("planned", "samples", "left", "least"),
+    [
+        (rows(micro=8), 4, {"microbatch": 2}, 2),
+        (rows(chunk=8), 4, {"chunk": 2}, 2),
+        (rows(chunk=8), 1, {}, 2),
+        (rows(compiled=4), 8, {"compile": 2}, 2),
+        (rows(compiled=4), 1, {}, 2),
+        (rows(micro=8, chunk=4), 8, {"chunk": 2, "microbatch": 4}, 4),
+        (rows(micro=8, chunk=4), 2, {"microbatch": 1}, 4),  # chunks of one, of micro-batches of one
+        (rows(micro=4, chunk=8), 2, {"chunk": 1, "microbatch": 1}, 2),  # the chunk is a whole micro-batch in training as well
+        (rows(chunk=16), 1, {"chunk": 1}, 1),
+    ],
+)
+def test_every_lever_that_takes_parts_gets_smaller_ones(
+    planned: list[PlannedLever], samples: int, left: dict[str, int], least: int
+) -> None:
+    found = levers_for(planned, 16, samples)
+    assert {row.name: row.settings.get("split", row.settings)["size"] for row in found} == left
+    assert least_samples(planned, 16) == least and levers_for(planned, 16, 16) == tuple(planned)
+
+
+def test_too_few_samples_for_chunks_of_micro_batches_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    step = decoded(compares=False)
+    both = replace(plan_of(step), levers=(*chunked_row(step, 4).levers, *in_halves(step).levers))
+    verdict = verified_on(2, step, both, monkeypatch)
+    assert verdict.unproven and (verdict.levers, verdict.not_compared) == (("microbatch",), ("chunk",))
+    assert "2 samples are too few for it to divide, and more do not fit the limit. The other levers were." in verdict.notes[0]

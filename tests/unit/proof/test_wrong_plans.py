@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 import torch
 from torch import nn
 
 from memfit import NotEquivalent, Step, verify
-from memfit.levers import Undo
+from memfit.errors import PlanError
+from memfit.levers import CannotApply, Undo
 from memfit.proof import require
 from memfit.records import Verdict
+from memfit.running import Running
 from small_levers import CHECKPOINT, FUSED, NOTHING, SPLIT, WRONG, SmallLever, plan_of
 from small_steps import convolutional_2d, transformer
 
@@ -144,3 +147,96 @@ def test_require_raises_with_tensor_error_bound_and_lever() -> None:
     assert str(no.value).endswith("is allowed.\nThe lever to blame is weakened: plan without it.")
     with pytest.raises(NotEquivalent, match=r"the fitted step raised RuntimeError: a saved tensor was lost\.\nThe lever to blame"):
         require(judged(ragged(), WRONG["raising"]))
+
+
+def warming_up(steady: bool = True) -> Step:
+    """Its learning rate is 0 so far: what becomes of a gradient shows in no parameter. Where it is not steady, no two runs are alike."""
+    net, count = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.BatchNorm1d(32), nn.Linear(32, 4)), [0]
+    net.register_buffer("seen", torch.ones(3))
+
+    def loss(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        count[0] += not steady
+        return model(x + 1e-4 * count[0]).pow(2).mean()
+
+    return Step(net, loss, torch.optim.SGD(net.parameters(), 0.0), torch.randn(6, 16))
+
+
+def _detached_later(step: Step, undo: Undo) -> None:
+    """The first step of a few is whole; those after it lose what comes before the last layer."""
+    seen: list[int] = []
+
+    def cut(module: nn.Module, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        seen.append(1)
+        return args if len(seen) % 3 == 1 else tuple(a.detach() for a in args)
+
+    undo.then(step.models[""][-1].register_forward_pre_hook(cut).remove)  # type: ignore[index]
+
+
+def _buffer_lost(step: Step, undo: Undo) -> None:
+    net = step.models[""]
+    undo.then(net._buffers.__setitem__, "seen", net.seen)
+    undo.then(net.register_forward_hook(lambda *call: net._buffers.__setitem__("seen", None)).remove)
+
+
+LATER = SmallLever("detached later", "bitwise", _detached_later)
+BUFFER = SmallLever("buffer lost", "bitwise", _buffer_lost)
+
+
+@pytest.mark.parametrize("wrong", [WRONG["detached"], BUFFER, LATER, WRONG["other masks"]], ids=lambda wrong: wrong.name)
+def test_what_is_missing_is_no_less_wrong_where_a_step_does_not_repeat_itself(wrong: SmallLever) -> None:
+    assert judged(warming_up(steady=False), NOTHING, CHECKPOINT).equivalent
+    verdict = judged(warming_up(steady=False), NOTHING, wrong)
+    assert not verdict.equivalent and verdict.culprit == wrong.name and verdict.exactness == "bitwise"
+    assert ("missing" in verdict.worst.what) is (wrong.name != "other masks")
+
+
+@pytest.mark.parametrize("wrong", [WRONG["detached"], BUFFER, LATER], ids=lambda wrong: wrong.name)
+def test_what_is_missing_is_caught_where_rounding_may_differ(wrong: SmallLever) -> None:
+    verdict = judged(warming_up(), wrong, FUSED)
+    assert not verdict.equivalent and verdict.culprit == wrong.name and "missing" in verdict.worst.what
+
+
+def _refusing(step: Step, undo: Undo) -> None:
+    raise CannotApply("refusing does not suit this step. Leave it out.")
+
+
+def _at_a_loss(step: Step, undo: Undo) -> None:
+    """As where random numbers turn out not to be replayable, once the step runs."""
+
+    @contextmanager
+    def context(phase: str) -> Iterator[None]:
+        raise CannotApply("microbatch cannot give each micro-batch its random numbers. Leave it out.")
+        yield
+
+    enter = context
+    step.running.around_loss.append(enter)
+    undo.then(step.running.around_loss.remove, enter)
+
+
+REFUSING, AT_A_LOSS = SmallLever("refusing", "bitwise", _refusing), SmallLever("at a loss", "bitwise", _at_a_loss)
+
+
+@pytest.mark.parametrize("wrong", [REFUSING, AT_A_LOSS], ids=lambda wrong: wrong.name)
+def test_a_lever_that_does_not_suit_the_step_is_blamed_and_not_the_user(wrong: SmallLever) -> None:
+    step = ragged()
+    for levers in ((wrong,), (NOTHING, wrong, SPLIT)):
+        verdict = judged(step, *levers)
+        assert not verdict.equivalent and verdict.culprit == wrong.name and step.running == Running()
+        assert verdict.worst.what.startswith("the fitted step cannot be run: ") and verdict.worst.what.endswith("Leave it out")
+    both = judged(step, wrong, NOTHING, WRONG["weakened"])
+    assert not both.equivalent and both.culprit == ("at a loss and weakened" if wrong is AT_A_LOSS else "weakened")
+
+
+def test_a_lever_that_only_acts_beside_another_is_not_blamed_for_that() -> None:
+    def needing(step: Step, undo: Undo) -> None:
+        if step.running.split is None:
+            raise CannotApply("There is nothing to join.")
+
+    verdict = judged(ragged(), SPLIT, SmallLever("joining", "bitwise", needing), WRONG["weakened"], WRONG["slower"])
+    assert verdict.culprit == "weakened and slower"
+
+
+def test_a_lever_that_nobody_knows_is_the_users_to_mend() -> None:
+    step = ragged()
+    with pytest.raises(PlanError, match="which this memfit does not have"):
+        verify(step, plan_of(step, NOTHING), levers={})
