@@ -19,11 +19,11 @@ from pathlib import Path
 from rich.console import Console
 
 import memfit
-from memfit.applying import apply_levers
 from memfit.capture.process import HighWaterMark
 from memfit.capture.simulation import built_without_memory
+from memfit.fitting.applying import apply_levers
+from memfit.fitting.planning import rows_of
 from memfit.levers import LEVERS
-from memfit.planning import rows_of
 from memfit.units import format_bytes
 from zoo import ROWS, make_step
 

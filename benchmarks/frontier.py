@@ -121,7 +121,7 @@ def rounding_of(step: memfit.Step, reference: list[torch.Tensor]) -> float:
     with recorded:
         gradients(step)
     assert not recorded.unreplayable, f"{recorded.unreplayable} would draw other numbers in float64, and every way would look right"
-    batch = memfit.batches.map_tensors(lambda t: t.double() if t.is_floating_point() else t, step.batch)
+    batch = memfit.step.batches.map_tensors(lambda t: t.double() if t.is_floating_point() else t, step.batch)
     with DrawsReplayed(recorded.shelf):
         exact = gradients(replace(step, model=model, batch=batch, optimizer=torch.optim.SGD(model.parameters(), 0.0)))
     return distance(exact, reference)

@@ -9,15 +9,15 @@ from functools import partial
 
 import memfit
 from frontier_ways import Way
-from memfit.applying import apply_levers
 from memfit.capture.speeds import speeds_here
-from memfit.captured_lever import with_captured
-from memfit.compiling import measured_compile
+from memfit.fitting.applying import apply_levers
+from memfit.fitting.captured_lever import with_captured
+from memfit.fitting.compiling import measured_compile
+from memfit.fitting.planning import options_of, rows_of
+from memfit.fitting.timed_ledgers import seen_with_times
 from memfit.levers import LEVERS
 from memfit.planner.proposing import Proposer
-from memfit.planning import options_of, rows_of
 from memfit.records import PlannedLever
-from memfit.timed_ledgers import seen_with_times
 
 _MEMFIT = ("saved", "microbatch", "attention")
 _RUN_STEPS = 10_000  # over which a compiler's seconds are spread

@@ -76,7 +76,7 @@ def _offloaded(step: memfit.Step) -> Iterator[memfit.Step]:
 @contextmanager
 def micro_batched(step: memfit.Step, parts: int) -> Iterator[memfit.Step]:
     """Accumulation as it is mostly written: equal slices, each with its own random numbers."""
-    slices = [memfit.batches.map_tensors(lambda t, i=i: t.chunk(parts)[i], step.batch) for i in range(parts)]
+    slices = [memfit.step.batches.map_tensors(lambda t, i=i: t.chunk(parts)[i], step.batch) for i in range(parts)]
     plain = step.loss
 
     class Accumulated:

@@ -20,12 +20,12 @@ from frontier import MODELS, cpu_seconds
 from frontier_ways import micro_batched
 from memfit.capture import capture
 from memfit.capture.speeds import speeds_here
+from memfit.fitting.timed_ledgers import seen_with_times
 from memfit.levers import LEVERS
 from memfit.levers.microbatch_line import micro_batch_line
 from memfit.levers.saved import table_option
 from memfit.levers.saved.table import CACHE
 from memfit.planner.costs import seconds_of, slower_in_parts
-from memfit.timed_ledgers import seen_with_times
 from zoo import make_step
 
 BLOCKS, LENGTH = 20, 40

@@ -15,9 +15,9 @@ import memfit
 from conditioned import conditioned
 from lever_law import differences, furniture, made, simulated, state_after
 from memfit import Ledger, Step
+from memfit.fitting.planning import rows_of
 from memfit.levers import LEVERS, Lever
 from memfit.levers.architecture import ArchitectureLever
-from memfit.planning import rows_of
 from memfit.proof.fitted import Judgement, judge
 from memfit.proof.reference import Reference
 from memfit.records import Option

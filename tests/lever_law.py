@@ -11,9 +11,9 @@ import torch
 
 import memfit
 from memfit import Ledger, Step
-from memfit.batches import tensors_in
 from memfit.levers import Lever
 from memfit.records import Option
+from memfit.step.batches import tensors_in
 
 Factory = Callable[[], Step]
 

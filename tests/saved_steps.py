@@ -16,7 +16,7 @@ from memfit import Step
 from memfit.levers.saved.apply import apply_tables
 from memfit.levers.saved.line import Line, line_of
 from memfit.levers.saved.table import make_tables
-from memfit.running import Part
+from memfit.step.running import Part
 from quick_ledgers import seen
 from small_steps import SMALL_STEPS, sgd
 

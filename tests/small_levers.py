@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from memfit.batches import batch_size, map_tensors
-from memfit.fingerprint import fingerprint
 from memfit.levers import Undo
 from memfit.records import Ledger, Option, Plan, PlannedLever
-from memfit.running import Part
 from memfit.step import Step
+from memfit.step.batches import batch_size, map_tensors
+from memfit.step.fingerprint import fingerprint
+from memfit.step.running import Part
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 import memfit
 from memfit.levers import LEVERS
-from memfit.running import Part
+from memfit.step.running import Part
 from recipes.cifar10 import data
 from recipes.cifar10.train import make_step
 from recipes.cifar10.training import documented_epoch, test

@@ -9,7 +9,7 @@ import torch
 
 import memfit
 from memfit.capture.simulation import built_without_memory
-from memfit.largest_batch import largest_batch
+from memfit.fitting.largest_batch import largest_batch
 from memfit.levers import LEVERS
 from memfit.ops.attention import fused_attention, in_chunks_of
 from memfit.records import Option

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from memfit import Step
 from memfit.capture.simulation import built_without_memory
-from memfit.largest_batch import LargestBatch, largest_batch
+from memfit.fitting.largest_batch import LargestBatch, largest_batch
 from memfit.levers import LEVERS, Lever
 from memfit.units import parse_bytes
 from recipes.kit.tables import write_table

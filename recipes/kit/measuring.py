@@ -14,9 +14,9 @@ from typing import Any, TypeVar
 import psutil
 
 import memfit
-from memfit.applying import apply_plan
 from memfit.capture.process import HighWaterMark
 from memfit.capture.unwatched import peak_of_a_step
+from memfit.fitting.applying import apply_plan
 from memfit.units import parse_bytes
 from recipes.kit.budget import levers_in_words, proof_in_words
 

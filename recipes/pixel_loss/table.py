@@ -22,8 +22,8 @@ import psutil
 import torch
 
 import memfit
-from memfit.applying import apply_levers, apply_plan
 from memfit.capture.simulation import built_without_memory
+from memfit.fitting.applying import apply_levers, apply_plan
 from memfit.levers import LEVERS
 from memfit.records import Plan, PlannedLever
 from memfit.units import format_bytes

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import memfit
-from memfit.running import Part
+from memfit.step.running import Part
 from recipes.radar_vae.data import Grid
 from recipes.radar_vae.train_latent_diffusion import make_step
 

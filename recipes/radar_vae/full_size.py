@@ -18,10 +18,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs 
 import torch
 
 import memfit
-from memfit.applying import apply_plan
 from memfit.capture.memory_events import MemoryEvents, peak_of
 from memfit.capture.process import HighWaterMark
 from memfit.capture.simulation import built_without_memory
+from memfit.fitting.applying import apply_plan
 from memfit.units import format_bytes
 from recipes.kit.budget import levers_in_words
 from recipes.kit.measuring import apart

@@ -19,8 +19,8 @@ import torch
 
 import memfit
 from memfit.capture.simulation import built_without_memory
+from memfit.fitting.planning import planned
 from memfit.levers import LEVERS
-from memfit.planning import planned
 from memfit.units import format_bytes, parse_bytes
 from recipes.kit.measuring import Measured, Way, measure
 from recipes.kit.tables import write_table

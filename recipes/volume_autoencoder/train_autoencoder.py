@@ -23,8 +23,8 @@ import torch
 from rich.console import Console
 
 import memfit
-from memfit.applying import apply_levers
 from memfit.capture.process import HighWaterMark
+from memfit.fitting.applying import apply_levers
 from memfit.records import PlannedLever
 from memfit.units import format_bytes
 from recipes.kit.budget import Train, add_budget_flags, training_call

@@ -9,12 +9,12 @@ from memfit.errors import CannotSimulate, Infeasible, MemfitError, NotEquivalent
 from memfit.records import Ledger, Plan, Verdict
 
 if TYPE_CHECKING:
-    from memfit.chunking import chunked
-    from memfit.fitting import Fitted, fit
-    from memfit.planning import plan
+    from memfit.fitting.fit import Fitted, fit
+    from memfit.fitting.planning import plan
     from memfit.profiling import profile
     from memfit.proof import verify
     from memfit.step import Phase, Step
+    from memfit.step.chunking import chunked
 
 __all__ = [
     "CannotSimulate",
@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 _WITH_TORCH = {
-    **{"chunked": "chunking", "Fitted": "fitting", "fit": "fitting", "plan": "planning"},
+    **{"chunked": "step.chunking", "Fitted": "fitting.fit", "fit": "fitting.fit", "plan": "fitting.planning"},
     **{"profile": "profiling", "verify": "proof", "Phase": "step", "Step": "step"},
 }  # where these names are: brought when first asked for, so that records are read, and help is shown, without torch
 

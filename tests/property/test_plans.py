@@ -18,9 +18,10 @@ from torch import nn
 
 import memfit
 from fresh_process import in_a_fresh_process
-from memfit import Step, planning
+from memfit import Step
+from memfit.fitting import planning
+from memfit.fitting.planning import Planned
 from memfit.levers import LEVERS
-from memfit.planning import Planned
 from memfit.records import EXACTNESS
 from small_steps import sgd
 
@@ -100,7 +101,7 @@ MEASURED = """
 import json, sys
 kinds, share, with_plan = json.loads({arguments!r})
 import memfit
-from memfit.applying import apply_plan
+from memfit.fitting.applying import apply_plan
 from memfit.capture.process import HighWaterMark
 from memfit.levers.undo import Undo
 from test_plans import WORDS, budget_of, found, made
@@ -155,7 +156,7 @@ def test_variants_that_nobody_would_take_are_not_simulated_for_a_plan() -> None:
 
 
 def test_what_takes_long_to_weigh_is_left_to_those_who_allow_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("memfit.planning._MOST_OPS", 10)
+    monkeypatch.setattr("memfit.fitting.planning._MOST_OPS", 10)
     step = made(["wide", "tanh", "wide", "norm"])
     plan = plan_of(step)
     assert plan is not None and plan.reachable_bytes["reordered"] is not None and plan.estimated == ()
@@ -171,7 +172,7 @@ import json, resource, sys
 import psutil
 sys.path[:0] = json.loads(sys.argv[1])
 import memfit
-from memfit.applying import apply_plan
+from memfit.fitting.applying import apply_plan
 from memfit.levers import LEVERS
 from test_plans import DEEP, found, made, tight_for, too_small_for
 

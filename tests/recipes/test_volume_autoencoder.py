@@ -20,7 +20,7 @@ import yaml
 from monai.losses import PatchAdversarialLoss
 
 import memfit
-from memfit.applying import apply_plan
+from memfit.fitting.applying import apply_plan
 from memfit.levers import LEVERS
 from recipes.volume_autoencoder.config import Config, load_config
 from recipes.volume_autoencoder.data import DataError, loader_of, read, resized, sources_in, synthetic

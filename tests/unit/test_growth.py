@@ -10,12 +10,12 @@ from torch import nn
 
 import memfit
 from memfit import Plan, Step
-from memfit.checking import why_it_fits
-from memfit.given_plan import given
+from memfit.fitting.checking import why_it_fits
+from memfit.fitting.given_plan import given
+from memfit.fitting.trial import try_out
 from memfit.growth import steps_inside
 from memfit.records import Ledger
 from memfit.report.plan_view import plan_view
-from memfit.trial import try_out
 
 MIB = 2**20
 LEAK = 4 * MIB

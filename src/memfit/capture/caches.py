@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from memfit.batches import tensors_in
+from memfit.step.batches import tensors_in
 from memfit.torch_private import FakeTensor
 
 

@@ -7,9 +7,9 @@ from contextlib import ExitStack, contextmanager
 
 import torch
 
-from memfit.batches import tensors_in
 from memfit.capture.recorder import Recorder
 from memfit.step import Step
+from memfit.step.batches import tensors_in
 
 
 @contextmanager

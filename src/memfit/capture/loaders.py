@@ -15,10 +15,10 @@ import numpy as np
 import psutil
 from torch.utils.data import DataLoader, Sampler
 
-from memfit.batches import tensors_in
 from memfit.ops.random_samples import GENERATORS, draws_random_numbers
 from memfit.ops.sample_cache import cached_bytes
 from memfit.restoring import random_numbers_restored
+from memfit.step.batches import tensors_in
 from memfit.users_code import users_code
 
 _LONGEST_WAIT = 40  # looks, a twentieth of a second apart

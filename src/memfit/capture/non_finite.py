@@ -9,8 +9,8 @@ import torch
 
 from memfit.capture.whereabouts import ModulePath
 from memfit.errors import StepError
-from memfit.non_finite import first_non_finite
 from memfit.step import Step
+from memfit.step.non_finite import first_non_finite
 
 
 class FiniteLosses:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import psutil
 
-from memfit.batches import tensors_in
 from memfit.capture.allocations import Allocations
 from memfit.capture.cgroups import room_in_cgroups
 from memfit.capture.cuda_allocator import CachingAllocator
@@ -16,6 +15,7 @@ from memfit.capture.heap import Slack, heap_slack
 from memfit.capture.loaders import loader_workers
 from memfit.records import Ledger, Process, Trace
 from memfit.step import Step
+from memfit.step.batches import tensors_in
 
 _WARM_UP = 45 * 2**20  # kernels' code, threads and their buffers, from the first step on (measured: 28 to 65 MiB)
 _WARM_UP_UNSURE = 25 * 2**20

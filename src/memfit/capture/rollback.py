@@ -10,13 +10,13 @@ from contextlib import contextmanager
 
 import torch
 
-from memfit.batches import tensors_in
 from memfit.errors import StepError
 from memfit.kept_bits import bits_restored
 from memfit.restoring import attributes_restored, held_tensors, outer_gradients_restored, random_numbers_restored
-from memfit.running import WholeExit
 from memfit.step import Step
-from memfit.step_faults import value_faults
+from memfit.step.batches import tensors_in
+from memfit.step.faults import value_faults
+from memfit.step.running import WholeExit
 
 
 @contextmanager

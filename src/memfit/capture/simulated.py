@@ -23,7 +23,7 @@ from memfit.capture.workspaces import OpBytes, Workspaces
 from memfit.errors import StepError
 from memfit.records import Op, Process, Trace
 from memfit.step import Step, device_of
-from memfit.step_faults import value_faults
+from memfit.step.faults import value_faults
 
 
 def capture_simulated(

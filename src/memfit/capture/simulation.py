@@ -15,15 +15,15 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from memfit.batches import map_tensors, tensors_in
 from memfit.capture.caches import no_fakes_cached
 from memfit.capture.known_numbers import KnownNumbers
 from memfit.capture.whereabouts import is_the_users, short_path
 from memfit.errors import CannotSimulate, MemfitError
 from memfit.ops.leaves import leaves_of
 from memfit.restoring import attributes_restored, containers_of, outer_gradients_restored, random_numbers_restored
-from memfit.running import WholeExit
 from memfit.step import Step
+from memfit.step.batches import map_tensors, tensors_in
+from memfit.step.running import WholeExit
 from memfit.torch_private import NEEDS_VALUES, FakeTensor, FakeTensorMode
 
 Built = TypeVar("Built")

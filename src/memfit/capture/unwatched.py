@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import torch
 
-from memfit.batches import tensors_in
 from memfit.capture.memory_events import MemoryEvents, peak_of
 from memfit.capture.rollback import rolled_back
 from memfit.step import Step
+from memfit.step.batches import tensors_in
 
 _TIMED = 5  # steps, of which the fastest counts
 

@@ -9,10 +9,10 @@ import click
 from rich.console import Console
 
 import memfit
-from memfit.checking import grown_since, parse_tolerance, refuse_incomparable, why_it_fits
 from memfit.commands.screen import Screen, progress_on, stdout_for_json
 from memfit.commands.target import load_step, step_errors
 from memfit.errors import Infeasible
+from memfit.fitting.checking import grown_since, parse_tolerance, refuse_incomparable, why_it_fits
 from memfit.growth import growth_facts
 from memfit.records import Ledger
 from memfit.report.fit_terminal import print_check

@@ -25,7 +25,7 @@ _STEPS = 2
 def demo_command(as_json: bool) -> None:
     """Fit a 3D autoencoder that needs several GiB into a fraction of it, prove it, and train a few steps."""
     from memfit.demo_step import volume_autoencoder
-    from memfit.trial import try_out
+    from memfit.fitting.trial import try_out
 
     guarded = answer_for_json("memfit.demo/1", parse_bytes(_BUDGET)) if as_json else contextlib.nullcontext()
     with guarded, progress_on(Console(stderr=True)) as progress:

@@ -22,8 +22,8 @@ from memfit.report.terminal import print_verdict
 from memfit.units import parse_bytes
 
 if TYPE_CHECKING:
+    from memfit.fitting.trial import Trial
     from memfit.levers import Lever
-    from memfit.trial import Trial
 
 
 @click.command("fit")
@@ -54,7 +54,7 @@ def fit_command(
 
     TARGET is path/to/file.py:function or package.module:function; the function returns a memfit.Step.
     """
-    from memfit.trial import try_out
+    from memfit.fitting.trial import try_out
 
     budget_bytes, plan = parse_bytes(budget), None if plan_file is None else Plan.load(plan_file)
     if plan is not None and compile_for is not None:
@@ -76,7 +76,7 @@ def fit_command(
 
 
 def _levers(step: memfit.Step, compile_for: int | None, progress: Callable[[str], None]) -> Mapping[str, Lever]:
-    from memfit.compiling import measured_compile
+    from memfit.fitting.compiling import measured_compile
     from memfit.levers import LEVERS
 
     if compile_for is None:
@@ -86,7 +86,7 @@ def _levers(step: memfit.Step, compile_for: int | None, progress: Callable[[str]
 
 def print_trial(trial: Trial, screen: Console) -> None:
     """The plan, its proof, and how it ran."""
-    from memfit.trial import slowdown_of
+    from memfit.fitting.trial import slowdown_of
 
     fitted, plan = trial.fitted, trial.fitted.plan
     print_plan(plan, screen)

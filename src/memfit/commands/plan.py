@@ -75,7 +75,7 @@ def plan_command(
 def _largest(
     step: Any, budget: int, allow: str, device: str | None, host_budget: str | None, progress: Callable[[str], None]
 ) -> dict[str, int]:
-    from memfit.largest_batch import largest_batch
+    from memfit.fitting.largest_batch import largest_batch
 
     return dataclasses.asdict(largest_batch(step, budget, allow=allow, device=device, host_budget=host_budget, progress=progress))
 

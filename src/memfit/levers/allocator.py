@@ -17,8 +17,8 @@ from memfit.levers.reading import Damaged, at_least, between, is_true, one_of, r
 from memfit.levers.rewriting import rewritten
 from memfit.levers.undo import Undo
 from memfit.records import Ledger, Option, Process, Trace
-from memfit.running import Running
 from memfit.step import Step
+from memfit.step.running import Running
 from memfit.units import format_bytes
 
 _LIKELY_HOLES, _MOST_HOLES = 0.8, 1.8  # of small blocks: replays through malloc gave 0.6 to 1.3 with what sharing a heap adds

@@ -16,10 +16,10 @@ import torch
 from numpy.typing import NDArray
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from memfit.batches import tensors_in
 from memfit.ledger.timeline import last_op, live_bytes
 from memfit.levers.glibc import of_glibc
 from memfit.records import Process, Trace
+from memfit.step.batches import tensors_in
 
 SECONDS_OF_A_CALL = 1e-5  # of a module, for three looks; most find that little time has passed
 _BETWEEN_LOOKS = 0.004  # seconds of a thread, in which no more than _UNSEEN is handed out: pages come at a few bytes a nanosecond

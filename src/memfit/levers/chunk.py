@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-from memfit.chunking import Chunking, chunking_by
 from memfit.levers.chunk_line import Region, chunk_line, regions
 from memfit.levers.divisible import is_divisible
 from memfit.levers.drawn import are_draws_of_calls, drawn_from, draws_again_in_backward, draws_of, not_replayable
@@ -16,8 +15,9 @@ from memfit.levers.reading import at_least, by_loss, is_bool, reader
 from memfit.levers.rewriting import rewritten
 from memfit.levers.undo import Undo
 from memfit.records import Ledger, Option, Trace
-from memfit.samples import Places
 from memfit.step import Step
+from memfit.step.chunking import Chunking, chunking_by
+from memfit.step.samples import Places
 from memfit.units import format_bytes
 
 read_settings = reader({"size": at_least(1), "batch": at_least(1), "draws": by_loss(are_draws_of_calls), "again": is_bool})

@@ -56,7 +56,7 @@ class CompileLever:
 
     name = "compile"
     exactness = "reordered"
-    needs = "a C++ compiler (CPU) or Triton (CUDA), and a measurement: memfit.compiling"
+    needs = "a C++ compiler (CPU) or Triton (CUDA), and a measurement: memfit.fitting.compiling"
     excludes = frozenset(  # saved's dispatch mode would not let compiled code run; beside the others nothing was measured
         {"saved", "microbatch", "chunk", "precision", "attention", "outer_product", "optimizer", "loader", "allocator", "architecture"}
     )
@@ -76,7 +76,7 @@ class CompileLever:
                 yield replace(option, name=f"{option.name}, {split.name}", settings=option.settings | {"split": split.settings})
 
     def options(self, ledger: Ledger) -> Sequence[Option]:
-        """Those that were measured and proven; `memfit.compiling.measured_compile` does both."""
+        """Those that were measured and proven; `memfit.fitting.compiling.measured_compile` does both."""
         return self._measured
 
     def rewrite(self, ledger: Ledger, option: Option) -> Ledger:
@@ -85,7 +85,7 @@ class CompileLever:
         if peak is None or seconds is None:
             raise MemfitError(
                 f"What {option.name!r} takes is not known yet: a compiler's memory cannot be predicted. Let "
-                "memfit.compiling.measured_compile run it, and plan with the lever it gives."
+                "memfit.fitting.compiling.measured_compile run it, and plan with the lever it gives."
             )
         return rewritten(ledger, replace(_as_one_op(trace_of(ledger), peak), step_seconds=seconds))
 

@@ -7,15 +7,15 @@ from contextlib import contextmanager
 from itertools import accumulate
 from typing import Any
 
-from memfit.batches import batch_size
 from memfit.levers.drawn import drawn_from
 from memfit.levers.lever import CannotApply
 from memfit.ops.draws import NotReplayable
 from memfit.ops.replay import Replay
 from memfit.ops.turns import Turns
-from memfit.parts import checked_weight, is_simulated, lengths, shares, sliced
-from memfit.running import Part
-from memfit.samples import Places, has_samples_of_their_own_size
+from memfit.step.batches import batch_size
+from memfit.step.parts import checked_weight, is_simulated, lengths, shares, sliced
+from memfit.step.running import Part
+from memfit.step.samples import Places, has_samples_of_their_own_size
 
 
 class Split:

@@ -15,11 +15,11 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim import Optimizer
 
-from memfit.batches import map_tensors
 from memfit.levers.precision_buffers import BuffersBefore
-from memfit.non_finite import first_non_finite, is_finite
 from memfit.restoring import RandomState, attributes_restored, random_numbers_restored
 from memfit.step import Step, parameters_of
+from memfit.step.batches import map_tensors
+from memfit.step.non_finite import first_non_finite, is_finite
 
 
 @contextmanager

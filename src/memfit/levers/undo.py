@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from memfit.running import WholeExit, interrupts_held_back
+from memfit.step.running import WholeExit, interrupts_held_back
 
 
 class Undo:

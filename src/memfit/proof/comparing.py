@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from memfit.applying import option_of
+from memfit.fitting.applying import option_of
 from memfit.levers import Lever
 from memfit.proof.checks import worst_of
 from memfit.proof.culprit import culprit_of

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from memfit.batches import map_tensors
 from memfit.proof.shelf import Key, Shelf
+from memfit.step.batches import map_tensors
 from memfit.torch_private import TorchDispatchMode
 
 # What these give does not depend on the last bits of their inputs, so that one run's draws serve the other.

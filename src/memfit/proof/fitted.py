@@ -10,10 +10,9 @@ from typing import Any
 
 import torch
 
-from memfit.applying import apply_levers
-from memfit.batches import batch_size, tensors_in
 from memfit.capture.rollback import rolled_back
 from memfit.errors import MemfitError
+from memfit.fitting.applying import apply_levers
 from memfit.levers import CannotApply, Lever
 from memfit.proof.checks import Check
 from memfit.proof.observing import FittedRun, Outcome, feed, observe
@@ -22,6 +21,7 @@ from memfit.proof.rules import RULES
 from memfit.proof.sampling import first_samples, varied
 from memfit.proof.shelf import Key
 from memfit.records import PlannedLever, loosest
+from memfit.step.batches import batch_size, tensors_in
 
 _SCALES = 16  # a scale that is halved so often is right for any type
 

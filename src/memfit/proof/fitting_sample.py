@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from memfit.batches import tensors_in
 from memfit.errors import CannotSimulate, Infeasible, MemfitError
 from memfit.profiling import profile
 from memfit.proof.kept_in_file import kept_in_file
@@ -12,6 +11,7 @@ from memfit.proof.limit import Limit
 from memfit.proof.sampling import first_samples
 from memfit.records import Ledger
 from memfit.step import Batch, Step
+from memfit.step.batches import tensors_in
 from memfit.units import format_bytes
 
 _IN_FILE = "The plain step does not fit the limit: what autograd keeps of it waited in a file, bit for bit, and nothing else was changed."

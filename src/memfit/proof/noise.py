@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
 
-from memfit.batches import map_tensors
 from memfit.proof.places import Places
+from memfit.step.batches import map_tensors
 
 _TOSSES = 65_537  # a prime, so that rows of a tensor do not get the same ones
 

@@ -13,8 +13,8 @@ from torch.optim import Optimizer
 
 from memfit.proof.places import Places
 from memfit.proof.shelf import Key, Shelf
-from memfit.running import Guard
 from memfit.step import Phase, Step
+from memfit.step.running import Guard
 
 _LOOKED_INTO = ("gradients", "later")  # what is kept of the first steps' gradients, which takes time
 

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from memfit.batches import tensors_in
 from memfit.proof.shelf import Key, Shelf
 from memfit.step import Phase, Step
+from memfit.step.batches import tensors_in
 
 
 @dataclass(frozen=True)

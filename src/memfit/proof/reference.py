@@ -8,7 +8,6 @@ from functools import cached_property
 
 import torch
 
-from memfit.batches import map_tensors
 from memfit.capture.rollback import rolled_back
 from memfit.proof.draws import CannotReplay, DrawsRecorded, DrawsReplayed, InFloat64
 from memfit.proof.kept_in_file import kept_in_file
@@ -18,6 +17,7 @@ from memfit.proof.places import Places
 from memfit.proof.sampling import varied
 from memfit.proof.shelf import Shelf, same_bits
 from memfit.step import Step
+from memfit.step.batches import map_tensors
 
 _THREADS = (1, 2, 4)  # few: each is a run of the plain step
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from memfit.batches import batch_size, map_tensors
-from memfit.parts import sliced
-from memfit.samples import Places, map_samples
+from memfit.step.batches import batch_size, map_tensors
+from memfit.step.parts import sliced
+from memfit.step.samples import Places, map_samples
 
 
 def varied(batch: Any, number: int) -> Any:

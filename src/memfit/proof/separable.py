@@ -12,10 +12,10 @@ from torch.optim import Optimizer
 from memfit.capture.rollback import rolled_back
 from memfit.errors import MemfitError
 from memfit.levers.microbatch import MicroBatch
-from memfit.parts import sliced
 from memfit.records import Option
-from memfit.running import Guard, Running
 from memfit.step import Step
+from memfit.step.parts import sliced
+from memfit.step.running import Guard, Running
 
 _TOLERANCES = {torch.float64: 1e-7, torch.float32: 1e-3, torch.float16: 3e-2, torch.bfloat16: 1e-1}
 _FEW = 4

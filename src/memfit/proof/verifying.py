@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from memfit.applying import apply_levers, refuse_another_step, refuse_damaged, refuse_fitted
 from memfit.errors import NotEquivalent, NotProven
+from memfit.fitting.applying import apply_levers, refuse_another_step, refuse_damaged, refuse_fitted
 from memfit.levers import LEVERS, Lever
 from memfit.proof.comparing import Terms, compare
 from memfit.proof.limit import Limit, limit_of_machine
@@ -32,7 +32,7 @@ def verify(
     needs more is compared on fewer samples, or on `smaller_batch` (smaller volumes, shorter sequences) where even one sample needs more.
 
     >>> import torch
-    >>> from memfit.fingerprint import fingerprint
+    >>> from memfit.step.fingerprint import fingerprint
     >>> net = torch.nn.Linear(4, 1)
     >>> step = Step(net, lambda model, batch: model(batch).pow(2).mean(), torch.optim.SGD(net.parameters(), 0.1), torch.ones(3, 4))
     >>> verdict = verify(step, Plan(True, 2**30, 0, 0, 1.0, "bitwise", (), step=fingerprint(step)))

@@ -15,8 +15,8 @@ from torch import nn
 
 import memfit
 from memfit import Step, kept_bits, restoring
-from memfit.batches import map_tensors, tensors_in
 from memfit.capture.rollback import rolled_back
+from memfit.step.batches import map_tensors, tensors_in
 from small_steps import SMALL_STEPS, convolutional_2d
 
 

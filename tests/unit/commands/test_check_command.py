@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from memfit.checking import grown_since, parse_tolerance
 from memfit.commands.main import run
 from memfit.errors import MemfitError
+from memfit.fitting.checking import grown_since, parse_tolerance
 from memfit.records import Ledger
 
 pytestmark = pytest.mark.usefixtures("train")

@@ -75,7 +75,7 @@ def test_json_of_a_no_has_every_key_of_a_yes(capfd: pytest.CaptureFixture[str]) 
 
 
 def test_json_says_which_plan_the_proof_refused_and_why(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    from memfit import proven_plans
+    from memfit.fitting import proven_plans
     from small_levers import WRONG, SmallLever, plan_of
 
     wrong: SmallLever = WRONG["weakened"]
@@ -111,8 +111,8 @@ def test_the_demo_says_no_as_fit_does(monkeypatch: pytest.MonkeyPatch, capfd: py
 
 
 def test_a_plan_that_there_is_no_room_to_prove_is_a_no(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    from memfit import proven_plans
-    from memfit.planning import planned
+    from memfit.fitting import proven_plans
+    from memfit.fitting.planning import planned
 
     monkeypatch.setattr(proven_plans, "planned", lambda step, budget, **options: planned(step, "16GiB"))
     assert run(["fit", "train.py:build", "--budget", "8MiB"]) == 1
@@ -185,7 +185,7 @@ def test_a_mistake_is_one_message_and_exit_2(arguments: list[str], words: str, c
 def test_compiling_is_measured_only_where_the_plain_step_has_room(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("memfit.compiling.memory_left", lambda: 2**20)
+    monkeypatch.setattr("memfit.fitting.compiling.memory_left", lambda: 2**20)
     monkeypatch.setattr("memfit.levers.compile.compiler_found", lambda device: True)
     assert run(["fit", "train.py:build", "--budget", "16GiB", "--compile-for", "1000"]) == 2
     err = capfd.readouterr().err
@@ -197,7 +197,7 @@ def test_what_was_measured_of_compiling_is_among_the_levers(monkeypatch: pytest.
     from memfit.levers.compile import CompileLever
 
     measured, asked = CompileLever(), list[object]()
-    monkeypatch.setattr("memfit.compiling.measured_compile", lambda step, run_steps, progress: asked.append(run_steps) or measured)
+    monkeypatch.setattr("memfit.fitting.compiling.measured_compile", lambda step, run_steps, progress: asked.append(run_steps) or measured)
 
     def fit(step: object, budget: object, *, levers: dict[str, object], **options: object) -> None:
         asked.append(levers["compile"])

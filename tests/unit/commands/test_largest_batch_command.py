@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 import memfit
-from memfit import largest_batch as sizing
-from memfit import planning
 from memfit.commands.main import run
 from memfit.commands.target import load_step
-from memfit.largest_batch import resized
+from memfit.fitting import largest_batch as sizing
+from memfit.fitting import planning
+from memfit.fitting.largest_batch import resized
 from memfit.levers import LEVERS
 
 TARGET = """

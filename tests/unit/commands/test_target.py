@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-import memfit.batches
+import memfit.step.batches
 from memfit.commands.target import load_step, step_errors
 from memfit.errors import MemfitError, StepError, TargetError
 from memfit.step import Step
@@ -231,7 +231,7 @@ def test_an_error_of_memfits_own_is_not_blamed_on_the_user() -> None:
 def test_an_error_of_what_watches_the_step_is_not_blamed_on_the_user() -> None:
     class Watching:
         def enter(self, phase: str, loss: str) -> None:
-            list(memfit.batches.tensors_in(Broken()))
+            list(memfit.step.batches.tensors_in(Broken()))
 
         def saw_loss(self, name: str, loss: torch.Tensor) -> None: ...
 

@@ -19,11 +19,11 @@ from torch.utils.checkpoint import checkpoint
 
 import memfit
 from memfit import Phase, Step
-from memfit.chunking import ChunkedCall
 from memfit.levers import LEVERS, CannotApply
 from memfit.levers.chunk_line import MARK, regions
 from memfit.levers.saved import table_option
 from memfit.planner import combining
+from memfit.step.chunking import ChunkedCall
 from quick_ledgers import seen
 from small_steps import SMALL_STEPS
 

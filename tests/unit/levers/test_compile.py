@@ -71,7 +71,7 @@ def test_an_option_counts_only_when_it_was_measured() -> None:
         LEVER.rewrite(before, WHOLE)
     assert str(caught.value) == (
         "What 'the whole model' takes is not known yet: a compiler's memory cannot be predicted. Let "
-        "memfit.compiling.measured_compile run it, and plan with the lever it gives."
+        "memfit.fitting.compiling.measured_compile run it, and plan with the lever it gives."
     )
     measured = {"measured_peak_bytes": before.peak_bytes - 1000, "measured_seconds": 0.25}
     after = LEVER.rewrite(before, Option("compile", "", "reordered", {**WHOLE.settings, **measured}))

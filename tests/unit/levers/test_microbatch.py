@@ -22,7 +22,7 @@ from memfit.levers import LEVERS, CannotApply
 from memfit.levers.microbatch import MicroBatch, sizes
 from memfit.levers.microbatch_running import Split
 from memfit.records import Option
-from memfit.running import Part
+from memfit.step.running import Part
 from memfit.units import format_bytes
 from quick_ledgers import seen
 from small_steps import SMALL_STEPS
@@ -69,7 +69,7 @@ def in_float64(make: Make) -> Make:
         step = make()
         for model in step.models.values():
             model.double()
-        return replace(step, batch=memfit.batches.map_tensors(lambda t: t.double() if t.is_floating_point() else t, step.batch))
+        return replace(step, batch=memfit.step.batches.map_tensors(lambda t: t.double() if t.is_floating_point() else t, step.batch))
 
     return made
 

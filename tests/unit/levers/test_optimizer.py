@@ -18,7 +18,7 @@ from lever_law import differences, furniture, law_errors, made, options_of, simu
 from memfit import MemfitError, Step
 from memfit.levers import LEVERS, CannotApply
 from memfit.records import Option
-from memfit.running import Part
+from memfit.step.running import Part
 from small_steps import SMALL_STEPS, dense, in_place_ops, two_phases
 
 LEVER = LEVERS["optimizer"]

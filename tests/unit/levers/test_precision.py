@@ -24,7 +24,7 @@ from memfit.levers import CannotApply
 from memfit.levers.precision import Precision
 from memfit.levers.precision_running import FiniteGuard, autocast_in_modules
 from memfit.records import Ledger, Option
-from memfit.running import Part
+from memfit.step.running import Part
 from small_steps import SMALL_STEPS, convolutional_2d, dense, in_place_ops, mixed_precision
 
 LEVER = Precision()

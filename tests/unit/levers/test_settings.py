@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from memfit.applying import apply_plan, refuse_damaged
 from memfit.errors import PlanError
+from memfit.fitting.applying import apply_plan, refuse_damaged
 from memfit.levers import LEVERS
 from memfit.levers.settings import damage_in
 from memfit.records import PlannedLever
-from memfit.running import Running
+from memfit.step.running import Running
 from small_levers import plan_of
 from small_steps import dense
 

@@ -18,7 +18,7 @@ from memfit.levers import Undo
 from memfit.proof import require
 from memfit.records import PlannedLever, Verdict
 from memfit.report.verdict_view import verdict_view
-from memfit.running import Running
+from memfit.step.running import Running
 from small_levers import CHECKPOINT, FUSED, NOTHING, SPLIT, WRONG, SmallLever, _around, plan_of
 from small_steps import convolutional_2d, dense, mixed_precision, two_phases
 

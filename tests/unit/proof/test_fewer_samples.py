@@ -9,18 +9,18 @@ import pytest
 import torch
 
 import memfit
-from memfit import proven_plans
+from memfit.fitting import proven_plans
+from memfit.fitting.planning import Planned
+from memfit.fitting.trial import slowdown_of
 from memfit.levers import LEVERS
-from memfit.planning import Planned
 from memfit.proof import verifying
 from memfit.proof.fewer_parts import least_samples, levers_for
 from memfit.proof.fitting_sample import Sample
 from memfit.proof.sampling import first_samples
 from memfit.records import Plan, PlannedLever, Verdict, Worst
 from memfit.report.verdict_view import verdict_view
-from memfit.running import Running
 from memfit.step import Step
-from memfit.trial import slowdown_of
+from memfit.step.running import Running
 from small_levers import CHECKPOINT, WRONG, plan_of
 from small_steps import sgd, transformer
 

@@ -12,10 +12,10 @@ import torch
 from torch import nn
 
 from memfit import Step, verify
-from memfit.batches import tensors_in
 from memfit.proof.shelf import same_bits
 from memfit.records import Verdict
-from memfit.running import Running
+from memfit.step.batches import tensors_in
+from memfit.step.running import Running
 from small_levers import CHECKPOINT, FUSED, NOTHING, RIGHT, SPLIT, WRONG, SmallLever, plan_of
 from small_steps import SMALL_STEPS, dense, transformer
 

@@ -14,7 +14,7 @@ from memfit.errors import PlanError
 from memfit.levers import CannotApply, Undo
 from memfit.proof import require
 from memfit.records import Verdict
-from memfit.running import Running
+from memfit.step.running import Running
 from small_levers import CHECKPOINT, FUSED, NOTHING, SPLIT, WRONG, SmallLever, plan_of
 from small_steps import convolutional_2d, transformer
 

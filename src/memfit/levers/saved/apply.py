@@ -9,13 +9,13 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-from memfit.chunking import chunks_watched_by
 from memfit.levers.lever import CannotApply
 from memfit.levers.saved.elsewhere import Elsewhere, puts_away
 from memfit.levers.saved.forward import Forward
 from memfit.levers.saved.table import PhaseTable, Region
 from memfit.levers.undo import Undo
 from memfit.step import Step
+from memfit.step.chunking import chunks_watched_by
 
 
 class _Active:

@@ -9,7 +9,7 @@ import torch
 from memfit.levers.saved.table import DISK, HOST, PhaseTable
 from memfit.ops.host import HostCopies
 from memfit.ops.spill import Spill
-from memfit.running import Running
+from memfit.step.running import Running
 
 _PLACES = {"cpu": (DISK,), "cuda": (DISK, HOST)}  # memory that a device shares with its host has no other place
 
