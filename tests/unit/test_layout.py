@@ -30,9 +30,8 @@ MAY_NOT_IMPORT = {
     "levers": {"memfit.capture", "memfit.planner", "memfit.proof", "memfit.report"},
     "planner": {"torch", "memfit.step", "memfit.capture", "memfit.proof", "memfit.report"},
     "proof": {"memfit.planner", "memfit.report", "memfit.commands"},
-    "applying": {"memfit.capture", "memfit.planner", "memfit.proof", "memfit.report"},
-    "fingerprint": {"memfit.capture", "memfit.levers", "memfit.planner", "memfit.report"},
-    "step": {"memfit.capture", "memfit.ledger", "memfit.report", "memfit.commands"},
+    "fitting": {"memfit.report", "memfit.commands"},
+    "step": {"memfit.capture", "memfit.ledger", "memfit.levers", "memfit.planner", "memfit.fitting", "memfit.report", "memfit.commands"},
 }
 
 

@@ -1,4 +1,33 @@
-"""Watches torch run a training step, real or simulated, and writes down a Trace."""
+"""Watches torch run a training step, real or simulated, and writes down a Trace.
+
+recorder.py is a dispatch mode that gives every operator call a number and every storage an interval [born, died] on that line. Module
+hooks (whereabouts.py) tell the module path, the Python stack tells the user's line, saved-tensor hooks tell what autograd keeps for
+which op; a backward op finds its forward op by the number of the autograd node that is running (autograd_nodes.py, private in torch,
+with a fallback).
+
+- gradient_sums.py: autograd adds gradients in place where nobody else holds the first, but not while a dispatch mode watches; the
+  recorder does it in its stead.
+- real.py runs the step until it leaves nothing new behind, inside rollback.py, which puts everything back from a file, modules' own
+  attributes included. torch's own memory events (memory_events.py), cut at each op by marker allocations in the same stream, give what
+  each op took inside.
+- simulated.py runs it on fake tensors that stand in for the real ones (simulation.py), once: torch's optimizers make their states in
+  the first step and then do the same work in every one. fake_recorder.py sets right where fake kernels differ from real ones,
+  known_numbers.py knows the numbers a program lists by itself, caches.py leaves no fake tensor in a cache of the process.
+- Both refuse a loss that reaches nothing its optimizers train (reach.py).
+- workspaces/ gives a simulated op the bytes it takes inside: each distinct call is run once on zeros under memory events, at its own
+  size or, if that is above 12 MiB, at two smaller sizes on a line (shrinking.py, extending.py), and remembered per torch version,
+  instruction set and threads. Shapes that no program asked for, and ops not known to be harmless on zeros, are tried in a process of
+  their own (apart.py). Where a plan may round, products and convolutions are measured in half precision as well, for the precision
+  lever.
+- unwatched.py runs a step with nothing but memory events around it: compiled code does not run under a recorder.
+- devices.py, cuda_kernels.py: for CUDA, calls that keep other tensors there are exchanged, sizes rounded, and the caching allocator
+  followed block by block (cuda_allocator.py, exact on recorded traces). A real step's peak and process there are torch.cuda's own
+  statistics (cuda_mark.py). Not validated on hardware.
+- process.py: interpreter and libraries are measured in the running process; the heap's slack comes from replaying the step's
+  allocations through this machine's own malloc in a fresh process (heap.py, heap_replay.py), unless the allocator lever sees to it
+  (Running.beside); loader workers are started and weighed, once for each setting (loaders.py). How far it may grow is the machine's
+  free memory or what its control groups leave to it (cgroups.py).
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,16 @@
 """saved: one decision for each result that autograd keeps between forward and backward.
 
 Keep it, make it again (whenever it is needed, or once), put it on disk, into host memory or into fewer bits, or drop what nobody reads.
+
+saved/ is the mechanism at the heart. table.py: one decision for the result of an operator (recompute, once or whenever needed, disk,
+host, bits, drop), named by module call, operator and ordinal, so that a plan survives small differences between a simulated and a real
+step. What autograd does not follow (masks, positions) is counted apart: libraries make it in one step and not in the next. forward.py:
+while a loss is computed, saved-tensor hooks give autograd a handle instead of a tensor; a dispatch mode, entered only around the module
+calls of the table, writes down how a result can be made again (ops/remaking.py: nodes, versions checked, in-place writes followed).
+Nothing depends on the plan being right: what does not match is kept. What is put away waits in a file, or for a CUDA device in its
+host's memory (elsewhere.py). Kernels of our own work part by part (ops/kernel_parts.py): a simulation runs one part, which stands for
+all. line.py, schedule.py, rewriting.py follow the same mechanism on a trace: which operators run again before which, and how long each
+piece lives; a capture of the applied table agrees with it to the byte in most cases.
 """
 
 from __future__ import annotations
