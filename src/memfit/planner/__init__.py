@@ -1,8 +1,8 @@
 """Chooses: from a ledger and a budget to the fastest plan that fits. Pure, and imports no torch itself.
 
 1. combining.py enumerates the levers that change the step as a whole, each rewritten into a ledger. Attention, outer products and half
-   precision bring other operators: they are captured instead (fitting/captured_lever.py), so that a table on top of them names what is there
-   and knows its cost.
+   precision bring other operators: they are captured instead (fitting/captured_lever.py), so that a table on top of them names what is
+   there and knows its cost.
 2. proposing.py looks at each combination, the fastest first, leaves out what cannot be faster than what was found, and spends the time
    that is left on those that promise most.
 3. For each, search.py looks for the fastest table of saved tensors under a peak, unless even the floor (nothing in memory that nobody
