@@ -59,7 +59,8 @@ def loader_workers(loader: Any) -> Workers:
     cached = cached_bytes(loader.dataset)
     if loader.num_workers == 0:
         return Workers(cached_bytes=cached)
-    known, setting = _KNOWN.setdefault(loader, {}), (loader.num_workers, loader.prefetch_factor, loader.pin_memory, cached)
+    known, how = _KNOWN.setdefault(loader, {}), loader.multiprocessing_context
+    setting = (loader.num_workers, loader.prefetch_factor, loader.pin_memory, how, cached)
     if setting not in known:
         known[setting] = _weighed(loader, cached)
     return known[setting]

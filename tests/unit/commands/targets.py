@@ -26,6 +26,13 @@ def broken():
     step = build()
     return memfit.Step(step.model, lambda m, b: m(b[:, :2]).mean(), step.optimizer, step.batch)
 
+def leaking():
+    step, kept = build(), []
+    def loss(m, b):
+        kept.append(torch.zeros(2**20))
+        return m(b).pow(2).mean()
+    return memfit.Step(step.model, loss, step.optimizer, step.batch)
+
 def looking():
     step = build()
     return memfit.Step(step.model, lambda m, b: m(b).mean() * (2 if b.sum() > 0 else 1), step.optimizer, step.batch)

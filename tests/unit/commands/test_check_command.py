@@ -37,6 +37,13 @@ def test_a_step_that_does_not_fit_exits_1_and_says_why(capfd: pytest.CaptureFixt
     assert "Does not fit\nIt does not fit 8.00 MiB" in capfd.readouterr().out
 
 
+def test_a_step_that_leaves_memory_behind_exits_1_with_the_steps_it_fits_for(capfd: pytest.CaptureFixture[str]) -> None:
+    code, said = answer(capfd, "train.py:leaking", "--budget", "16GiB")
+    assert code == 1 and said["fits"] is False and said["growth_bytes"] == 4 * 2**20
+    assert f"It fits 16.0 GiB for {said['fits_steps']:,} steps only: " in str(said["reason"])
+    assert answer(capfd, "train.py:build", "--budget", "16GiB")[1]["fits_steps"] is None
+
+
 def test_growth_since_a_committed_record_is_a_no(train: Path, capfd: pytest.CaptureFixture[str]) -> None:
     run(["profile", "train.py:build", "--simulate", "--json"])
     (train / "baseline.json").write_text(capfd.readouterr().out)
