@@ -1,4 +1,4 @@
-"""Every technique memfit knows, one file each. Adding one: its file, its maths in ops, one entry here, one doc page."""
+"""Every technique memfit knows, one file each. Adding one: its file, its maths in ops, an entry here and in settings, one doc page."""
 
 from __future__ import annotations
 

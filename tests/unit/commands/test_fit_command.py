@@ -55,7 +55,7 @@ def test_json_says_that_nothing_fits_as_a_plan_would(capfd: pytest.CaptureFixtur
     assert run(["fit", "train.py:build", "--budget", "1MiB", "--json"]) == 1
     out = capfd.readouterr().out
     said = json.loads(out)
-    assert list(said) == list(yes) and yes["plan"].keys() <= said["plan"].keys()
+    assert said.keys() == yes.keys() and yes["plan"].keys() <= said["plan"].keys()
     assert {key for key, value in said.items() if value is not None} == {"schema", "plan", "reason"}
     assert out.count("\n") == 1 and said["schema"] == "memfit.fit/1" and said["verdict"] is None
     assert said["reason"].startswith("This step does not fit 1.00 MiB") and said["plan"]["reason"] == said["reason"]
