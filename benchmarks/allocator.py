@@ -22,7 +22,7 @@ import memfit
 from memfit.capture.process import HighWaterMark
 from memfit.capture.simulation import built_without_memory
 from memfit.fitting.applying import apply_levers
-from memfit.fitting.planning import rows_of
+from memfit.fitting.plan_rows import rows_of
 from memfit.levers import LEVERS
 from memfit.units import format_bytes
 from zoo import ROWS, make_step

@@ -13,7 +13,7 @@ from memfit.capture.speeds import speeds_here
 from memfit.fitting.applying import apply_levers
 from memfit.fitting.captured_lever import with_captured
 from memfit.fitting.compiling import measured_compile
-from memfit.fitting.planning import options_of, rows_of
+from memfit.fitting.plan_rows import options_of, rows_of
 from memfit.fitting.timed_ledgers import seen_with_times
 from memfit.levers import LEVERS
 from memfit.planner.proposing import Proposer

@@ -15,7 +15,7 @@ import memfit
 from conditioned import conditioned
 from lever_law import differences, furniture, made, simulated, state_after
 from memfit import Ledger, Step
-from memfit.fitting.planning import rows_of
+from memfit.fitting.plan_rows import rows_of
 from memfit.levers import LEVERS, Lever
 from memfit.levers.architecture import ArchitectureLever
 from memfit.proof.fitted import Judgement, judge

@@ -19,7 +19,7 @@ import torch
 
 import memfit
 from memfit.capture.simulation import built_without_memory
-from memfit.fitting.planning import planned
+from memfit.fitting.planning import find_plan
 from memfit.levers import LEVERS
 from memfit.units import format_bytes, parse_bytes
 from recipes.kit.measuring import Measured, Way, measure
@@ -150,7 +150,7 @@ def _is_inside(keys: dict[str, Any], batch: int) -> bool:
 
 def _has_plan(keys: dict[str, Any], batch: int) -> bool:
     try:
-        return planned(_on_card(keys, batch), CARD, device="cuda", quick=True).plan.feasible
+        return find_plan(_on_card(keys, batch), CARD, device="cuda", quick=True).plan.feasible
     except memfit.Infeasible:
         return False
 

@@ -20,7 +20,7 @@ import memfit
 from fresh_process import in_a_fresh_process
 from memfit import Step
 from memfit.fitting import planning
-from memfit.fitting.planning import Planned
+from memfit.fitting.plan_search import FoundPlan
 from memfit.levers import LEVERS
 from memfit.records import EXACTNESS
 from small_steps import sgd
@@ -66,9 +66,9 @@ def tight_for(step: Step) -> int:
     return plain.process.base_bytes + plain.peak_bytes // 2
 
 
-def found(step: Step, budget: int, *words: str) -> Planned | None:
+def found(step: Step, budget: int, *words: str) -> FoundPlan | None:
     try:
-        return planning.planned(step, budget, levers={word: LEVERS[word] for word in words})
+        return planning.find_plan(step, budget, levers={word: LEVERS[word] for word in words})
     except memfit.Infeasible:
         return None
 
@@ -156,7 +156,7 @@ def test_variants_that_nobody_would_take_are_not_simulated_for_a_plan() -> None:
 
 
 def test_what_takes_long_to_weigh_is_left_to_those_who_allow_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("memfit.fitting.planning._MOST_OPS", 10)
+    monkeypatch.setattr("memfit.fitting.plan_search._MOST_OPS", 10)
     step = made(["wide", "tanh", "wide", "norm"])
     plan = plan_of(step)
     assert plan is not None and plan.reachable_bytes["reordered"] is not None and plan.estimated == ()

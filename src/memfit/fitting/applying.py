@@ -19,15 +19,15 @@ def apply_plan(step: Step, plan: Plan, levers: Mapping[str, Lever] = LEVERS) -> 
     refuse_damaged(plan)
     with Undo.or_nothing() as undo:
         undo.then(apply_levers(step, plan.levers, levers))
-        undo.then(setattr, step.running, "planned", None)
-        step.running.planned = [lever.name for lever in plan.levers]
+        undo.then(setattr, step.running, "levers_on", None)
+        step.running.levers_on = [lever.name for lever in plan.levers]
     return undo
 
 
 def refuse_fitted(step: Step) -> None:
     """Raise MemfitError where a plan is on already: compared with such a step, nothing would be proven of the plain one."""
-    if step.running.planned is not None:
-        levers = ", ".join(step.running.planned) or "with no technique"
+    if step.running.levers_on is not None:
+        levers = ", ".join(step.running.levers_on) or "with no technique"
         raise MemfitError(
             f"This step is fitted already ({levers}), so there is no plain step to plan for or to compare with: "
             "undo the first fit (fitted.undo()), then try again."
@@ -54,10 +54,10 @@ def refuse_damaged(plan: Plan) -> None:
             raise PlanError(f"The plan's {lever.name} is damaged: {damage}. Plan again, and leave the file as memfit plan wrote it.")
 
 
-def apply_levers(step: Step, planned: Iterable[PlannedLever], levers: Mapping[str, Lever] = LEVERS) -> Undo:
+def apply_levers(step: Step, rows: Iterable[PlannedLever], levers: Mapping[str, Lever] = LEVERS) -> Undo:
     """Put levers on in order; if one cannot act, those before it are taken off again."""
     with Undo.or_nothing() as undo:
-        for lever in planned:
+        for lever in rows:
             undo.then(_known(lever.name, levers).apply(step, option_of(lever)))
     return undo
 

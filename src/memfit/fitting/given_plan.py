@@ -9,7 +9,9 @@ from memfit.capture.process import warmed_up_once
 from memfit.errors import Infeasible, PlanError
 from memfit.fitting.applying import option_of, refuse_another_step, refuse_damaged
 from memfit.fitting.host_memory import host_room_of, put_on_host_by
-from memfit.fitting.planning import Planned, captured, refuse_unknown_exactness
+from memfit.fitting.plan_rows import captured
+from memfit.fitting.plan_search import FoundPlan
+from memfit.fitting.planning import refuse_unknown_exactness
 from memfit.growth import growth_facts
 from memfit.levers import LEVERS, Lever
 from memfit.planner.combining import is_allowed
@@ -29,8 +31,8 @@ def given(
     levers: Mapping[str, Lever] = LEVERS,
     progress: Callable[[str], None] = lambda words: None,
     first: Ledger | None = None,
-) -> Planned:
-    """The plan with what it takes of this budget here and now; nothing else is looked for. `first` as for `planned`."""
+) -> FoundPlan:
+    """The plan with what it takes of this budget here and now; nothing else is looked for. `first` as for `find_plan`."""
     budget_bytes = parse_bytes(budget)
     refuse_another_step(step, plan)
     refuse_damaged(plan)
@@ -52,7 +54,7 @@ def given(
         raise _too_much(plan, "", fitted.process_high_bytes, budget_bytes)
     if on_host > host_room_of(plain, host_budget):
         raise _too_much(plan, " of the host's memory", plan.predicted_host_bytes, parse_bytes(host_budget or 0))
-    return Planned(plan, plain, fitted)
+    return FoundPlan(plan, plain, fitted)
 
 
 def _refuse_looser(plan: Plan, allow: str) -> None:

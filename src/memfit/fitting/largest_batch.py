@@ -11,7 +11,7 @@ import torch
 
 from memfit.capture.process import warmed_up_once
 from memfit.errors import Infeasible, MemfitError
-from memfit.fitting.planning import planned
+from memfit.fitting.planning import find_plan
 from memfit.levers import LEVERS, Lever
 from memfit.profiling import profile
 from memfit.records import Ledger
@@ -63,7 +63,7 @@ def largest_batch(
             progress(f"planning a batch of {samples}")
             try:
                 it = resized(step, samples)
-                return planned(it, budget, allow=allow, device=device, host_budget=host_budget, levers=some, quick=True).plan.feasible
+                return find_plan(it, budget, allow=allow, device=device, host_budget=host_budget, levers=some, quick=True).plan.feasible
             except Infeasible:
                 return False
 

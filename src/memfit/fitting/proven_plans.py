@@ -9,7 +9,8 @@ from typing import Any
 
 from memfit.errors import Infeasible, NotEquivalent
 from memfit.fitting.given_plan import given
-from memfit.fitting.planning import Planned, planned
+from memfit.fitting.plan_search import FoundPlan
+from memfit.fitting.planning import find_plan
 from memfit.levers import Lever
 from memfit.proof import prove, require
 from memfit.proof.limit import Limit, limit_of_machine, lower
@@ -34,10 +35,10 @@ class ProvenPlans:
     refused: dict[str, str] = field(default_factory=dict)  # levers, and how each failed
     first: Ledger | None = None  # the plain step, as it was first predicted
 
-    def next(self) -> tuple[Planned, Verdict]:
+    def next(self) -> tuple[FoundPlan, Verdict]:
         """A plan and its verdict, which tells of the levers that failed; NotEquivalent where none of those that are left is to blame."""
         while True:
-            found = self._planned()
+            found = self._found_plan()
             verdict = self._verdict(found)
             if verdict.equivalent or verdict.by_design:
                 return found, replace(verdict, notes=(*dict.fromkeys(self.refused.values()), *verdict.notes))
@@ -49,7 +50,7 @@ class ProvenPlans:
             self.refused |= dict.fromkeys(blamed, told)
             self.progress(told)
 
-    def _verdict(self, found: Planned) -> Verdict:
+    def _verdict(self, found: FoundPlan) -> Verdict:
         self.progress("verifying the plan")
         limit = lower(Limit(parse_bytes(self.budget)), limit_of_machine(self.step))
         with _naming(found.plan):
@@ -58,10 +59,10 @@ class ProvenPlans:
     def _offered(self) -> dict[str, Lever]:
         return {name: lever for name, lever in self.levers.items() if name not in self.refused}
 
-    def _planned(self) -> Planned:
+    def _found_plan(self) -> FoundPlan:
         more: dict[str, Any] = {"levers": self._offered(), "progress": self.progress, "first": self.first, **self.options}
         try:
-            found = planned(self.step, self.budget, **more) if self.plan is None else given(self.plan, self.step, self.budget, **more)
+            found = find_plan(self.step, self.budget, **more) if self.plan is None else given(self.plan, self.step, self.budget, **more)
         except Infeasible as no:
             if not self.refused:
                 raise

@@ -10,7 +10,7 @@ from typing import Any
 
 from memfit.capture.cuda_mark import mark_of
 from memfit.fitting.fit import Fitted
-from memfit.fitting.planning import is_measured_as_a_whole
+from memfit.fitting.plan_rows import is_measured_as_a_whole
 from memfit.growth import steps_inside
 from memfit.profiling import profile
 from memfit.records import Ledger

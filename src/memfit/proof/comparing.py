@@ -44,40 +44,40 @@ def compare(step: Step, rows: Sequence[PlannedLever], terms: Terms, plain: Ledge
     started = time.perf_counter()
     wants_float64 = loosest(lever.exactness for lever in rows) == "reordered"
     sample = sample_inside(step, terms.limit, wants_float64, plain, terms.smaller_batch, least_samples(rows, step.batch_size))
-    planned = levers_for(rows, step.batch_size, sample.step.batch_size)
+    seen = levers_for(rows, step.batch_size, sample.step.batch_size)
     reference = Reference(sample.step, terms.steps, sample.float64, terms.progress, sample.in_file)
     with deterministic():
-        judgement = judge(reference, planned, terms.levers)
-        culprit = _to_blame(judgement, reference, planned, terms)
-    missing = tuple(lever.name for lever in rows if lever.name not in {row.name for row in planned})
-    notes = (*sample.notes, *left_out(missing, planned, sample.step.batch_size), *notes_on(reference, judgement, culprit))
-    verdict = _verdict(planned, reference, judgement, culprit, notes, time.perf_counter() - started)
+        judgement = judge(reference, seen, terms.levers)
+        culprit = _to_blame(judgement, reference, seen, terms)
+    missing = tuple(lever.name for lever in rows if lever.name not in {row.name for row in seen})
+    notes = (*sample.notes, *left_out(missing, seen, sample.step.batch_size), *notes_on(reference, judgement, culprit))
+    verdict = _verdict(seen, reference, judgement, culprit, notes, time.perf_counter() - started)
     if culprit == "microbatch" and not judgement.as_claimed:
-        verdict = replace(verdict, culprit_because=_why_not_divided(sample, planned))
+        verdict = replace(verdict, culprit_because=_why_not_divided(sample, seen))
     if sample.in_file:
         verdict = replace(verdict, step_seconds={})  # the file took part of the reference's time
     by_design = judgement.as_claimed and any(row.exactness in BY_DESIGN for row in rows)
     return replace(verdict, not_compared=missing, equivalent=verdict.equivalent and not (missing or by_design), by_design=by_design)
 
 
-def _to_blame(judgement: Judgement, reference: Reference, planned: Sequence[PlannedLever], terms: Terms) -> str:
+def _to_blame(judgement: Judgement, reference: Reference, rows: Sequence[PlannedLever], terms: Terms) -> str:
     """What failed; where nothing did, what makes it another training by design."""
     if not judgement.as_claimed:
         terms.progress("looking for the lever to blame")
-        return culprit_of(reference, planned, terms.levers)
-    return ", ".join(lever.name for lever in planned if lever.exactness in BY_DESIGN)
+        return culprit_of(reference, rows, terms.levers)
+    return ", ".join(lever.name for lever in rows if lever.exactness in BY_DESIGN)
 
 
-def _why_not_divided(sample: Sample, planned: Sequence[PlannedLever]) -> str:
+def _why_not_divided(sample: Sample, rows: Sequence[PlannedLever]) -> str:
     """Whether it is the loss, asked where there is room for more gradients; the verdict stands without the answer."""
-    row = next(lever for lever in planned if lever.name == "microbatch")
+    row = next(lever for lever in rows if lever.name == "microbatch")
     with suppress(Exception):
         return why_not_separable(sample.step, option_of(row)) if sample.float64 else ""
     return ""
 
 
 def _verdict(
-    planned: Sequence[PlannedLever], reference: Reference, judgement: Judgement, culprit: str, notes: tuple[str, ...], seconds: float
+    rows: Sequence[PlannedLever], reference: Reference, judgement: Judgement, culprit: str, notes: tuple[str, ...], seconds: float
 ) -> Verdict:
     counts: Counter[str] = Counter()
     for check in judgement.checks:
@@ -90,7 +90,7 @@ def _verdict(
         {"reference": _total(plain), "fitted": _total(fitted)},
         Worst(worst.what, _finite(worst.error), _finite(worst.bound)),
         {kind: counts[kind] for kind in _COMPARED},
-        tuple(lever.name for lever in planned),
+        tuple(lever.name for lever in rows),
         culprit,
         {"reference": _as_record(plain), "fitted": _as_record(fitted)},
         notes,

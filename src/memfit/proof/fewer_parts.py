@@ -9,40 +9,40 @@ from typing import Any
 from memfit.records import PlannedLever
 
 
-def levers_for(planned: Sequence[PlannedLever], whole: int, samples: int) -> tuple[PlannedLever, ...]:
+def levers_for(rows: Sequence[PlannedLever], whole: int, samples: int) -> tuple[PlannedLever, ...]:
     """A plan's levers as they are compared on fewer samples; without those that would then have a single part, and nothing to show.
 
     >>> rows = [PlannedLever("microbatch", "4 of 4", "reordered", settings={"size": 4, "batch": 16})]
     >>> levers_for(rows, 16, 4)[0].settings["size"], levers_for(rows, 16, 1)
     (1, ())
     """
-    return tuple(planned) if samples == whole else tuple(_smaller(planned, whole, samples))
+    return tuple(rows) if samples == whole else tuple(_smaller(rows, whole, samples))
 
 
-def least_samples(planned: Sequence[PlannedLever], whole: int) -> int:
+def least_samples(rows: Sequence[PlannedLever], whole: int) -> int:
     """The fewest samples on which every lever of a plan can be compared.
 
     >>> least_samples([PlannedLever("chunk", "chunks of 8", "reordered", settings={"size": 8, "batch": 16})], 16)
     2
     """
-    return next((samples for samples in range(1, whole) if len(levers_for(planned, whole, samples)) == len(planned)), whole)
+    return next((samples for samples in range(1, whole) if len(levers_for(rows, whole, samples)) == len(rows)), whole)
 
 
-def _smaller(planned: Sequence[PlannedLever], whole: int, samples: int) -> Iterator[PlannedLever]:
+def _smaller(rows: Sequence[PlannedLever], whole: int, samples: int) -> Iterator[PlannedLever]:
     def scaled(count: int) -> int:
         return max(1, count * samples // whole)
 
-    for lever in planned:
-        parts, seen = _parts_of(lever), _sees(lever, planned, whole)
+    for lever in rows:
+        parts, seen = _parts_of(lever), _sees(lever, rows, whole)
         if not parts:
             yield lever
         elif parts["size"] >= seen or scaled(parts["size"]) < scaled(seen):
             yield _in_parts_of(scaled(parts["size"]), lever)
 
 
-def _sees(lever: PlannedLever, planned: Sequence[PlannedLever], whole: int) -> int:
+def _sees(lever: PlannedLever, rows: Sequence[PlannedLever], whole: int) -> int:
     """How many samples it divides: those of a micro-batch, where there are any."""
-    outer = (row.settings["size"] for row in planned if row.name == "microbatch" and lever.name == "chunk")
+    outer = (row.settings["size"] for row in rows if row.name == "microbatch" and lever.name == "chunk")
     return next(outer, whole)
 
 

@@ -46,19 +46,19 @@ class Judgement:
         return ran if self.exactness == "altered" else self.same
 
 
-def judge(reference: Reference, planned: Sequence[PlannedLever], levers: Mapping[str, Lever]) -> Judgement:
+def judge(reference: Reference, rows: Sequence[PlannedLever], levers: Mapping[str, Lever]) -> Judgement:
     """Run the step with these levers and compare it with the reference, by the rule of the loosest of them."""
-    exactness = loosest(lever.exactness for lever in planned)
-    run = _run(reference, planned, levers)
+    exactness = loosest(lever.exactness for lever in rows)
+    run = _run(reference, rows, levers)
     if failure := run.outcome.failure or run.fed.failure:
         return Judgement(exactness, run, (Check("run", f"the fitted step {failure}", float("inf"), 0.0),))
     return Judgement(exactness, run, tuple(RULES[exactness](reference, run)))
 
 
-def _run(reference: Reference, planned: Sequence[PlannedLever], levers: Mapping[str, Lever]) -> FittedRun:
+def _run(reference: Reference, rows: Sequence[PlannedLever], levers: Mapping[str, Lever]) -> FittedRun:
     step, places = reference.step, reference.places
     unseen: set[Key] = set()
-    exactness = loosest(lever.exactness for lever in planned)
+    exactness = loosest(lever.exactness for lever in rows)
 
     def trained() -> Outcome:
         outcome = _once_in_scale(reference, _batches(reference) if exactness == "altered" else reference.batches)
@@ -70,7 +70,7 @@ def _run(reference: Reference, planned: Sequence[PlannedLever], levers: Mapping[
 
     def fitted(run: Callable[[], Outcome]) -> Outcome:
         try:
-            with rolled_back(step), apply_levers(step, planned, levers):
+            with rolled_back(step), apply_levers(step, rows, levers):
                 return _or_its_failure(run)
         except CannotApply as no:
             return Outcome(failure=_told(no), refused=True)
@@ -80,8 +80,8 @@ def _run(reference: Reference, planned: Sequence[PlannedLever], levers: Mapping[
     outcome = fitted(trained)
     alone = exactness != "bitwise" and not outcome.failure  # equal bits of everything leave nothing to ask the optimizers
     fed = fitted(lambda: feed(step, places, reference.plain.shelf)) if alone else Outcome()
-    exact = functools.cache(lambda: reference.first_step_in_float64(lambda: apply_levers(step, planned, levers)))
-    return FittedRun(outcome, fed, frozenset(unseen), _eps(planned), exact)
+    exact = functools.cache(lambda: reference.first_step_in_float64(lambda: apply_levers(step, rows, levers)))
+    return FittedRun(outcome, fed, frozenset(unseen), _eps(rows), exact)
 
 
 def _batches(reference: Reference) -> list[Any]:
@@ -119,8 +119,8 @@ def _told(error: Exception) -> str:
     return f"cannot be run: {words.rstrip('.')}" if isinstance(error, MemfitError) else f"raised {type(error).__name__}: {words}"
 
 
-def _eps(planned: Sequence[PlannedLever]) -> float:
+def _eps(rows: Sequence[PlannedLever]) -> float:
     """Of the coarsest type that a rounding lever names in its settings; bfloat16's where it names none."""
-    types = [lever.settings.get("dtype", "bfloat16") for lever in planned if lever.exactness == "rounded"]
+    types = [lever.settings.get("dtype", "bfloat16") for lever in rows if lever.exactness == "rounded"]
     known = [getattr(torch, str(name), torch.bfloat16) for name in types]
     return max((torch.finfo(kind).eps for kind in known if kind.is_floating_point), default=torch.finfo(torch.bfloat16).eps)

@@ -52,11 +52,11 @@ def notes_on(reference: Reference, judgement: Judgement, culprit: str) -> Iterat
         yield "No single lever could be blamed: each is right on its own and the plan stays wrong without any one of them."
 
 
-def left_out(names: Sequence[str], planned: Sequence[PlannedLever], samples: int) -> Iterator[str]:
+def left_out(names: Sequence[str], rows: Sequence[PlannedLever], samples: int) -> Iterator[str]:
     """What has to be said where a lever of the plan could not be on."""
     if not names:
         return
-    nothing = "The other levers were." if planned else "It is all the plan does, so nothing was proven."
+    nothing = "The other levers were." if rows else "It is all the plan does, so nothing was proven."
     few = "a single sample cannot be divided, and two" if samples == 1 else f"{samples} samples are too few for it to divide, and more"
     yield (
         f"{', '.join(names)} was not compared, and nothing is claimed of it: {few} do not fit the limit. {nothing} Give a larger limit or "

@@ -72,10 +72,10 @@ def prove(
 
 
 def _compared_beside(
-    step: Step, planned: Sequence[PlannedLever], others: Sequence[PlannedLever], terms: Terms, plain: Ledger | None
+    step: Step, rows: Sequence[PlannedLever], others: Sequence[PlannedLever], terms: Terms, plain: Ledger | None
 ) -> Verdict:
     """The levers that promise the same training, without those that draw other numbers, and on the step that was altered."""
-    asked = [lever for lever in planned if lever not in others]
+    asked = [lever for lever in rows if lever not in others]
     altered = [lever for lever in asked if lever.exactness == "altered"]
     with random_numbers_restored(), apply_levers(step, altered, terms.levers):
         verdict = compare(step, others, terms, None if altered else plain)

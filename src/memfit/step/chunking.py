@@ -36,7 +36,7 @@ class Chunking:
     calls: int = field(default=0, init=False)
 
     @property
-    def planned(self) -> bool:
+    def by_lever(self) -> bool:
         """Whether the lever chose it: then a plan knows one chunk, which stands for all."""
         return self.batch > 0
 
@@ -73,8 +73,8 @@ class ChunkWatcher(Protocol):
     def begins(self, again: bool) -> None:
         """A chunk's loss is computed next; `again`: what runs is the planned chunk once more."""
 
-    def differentiates(self, planned: bool) -> AbstractContextManager[None]:
-        """Entered around a chunk's backward; `planned`: a plan knows it as backward, not as a part of the loss."""
+    def differentiates(self, known: bool) -> AbstractContextManager[None]:
+        """Entered around a chunk's backward; `known`: a plan knows it as backward, not as a part of the loss."""
 
 
 _watchers: ContextVar[tuple[ChunkWatcher, ...]] = ContextVar("memfit.chunk_watchers", default=())
@@ -173,7 +173,7 @@ class _Run:
         for number, (piece, share) in enumerate(zip(pieces, weighed, strict=True)):
             if share:
                 for watcher in _watchers.get():
-                    watcher.begins(again=number > 0 and self.chunking.planned)
+                    watcher.begins(again=number > 0 and self.chunking.by_lever)
                 with _explained(), turns.whole(number):
                     loss = self._chunk(*piece, total, places, share, inputs, parameters, gradients, turns)
                 value = loss if value is None else value + loss
@@ -213,7 +213,7 @@ class _Run:
         if gradients and loss.requires_grad:
             with _graph_of_its_own(), ExitStack() as entered:
                 for watcher in _watchers.get():
-                    entered.enter_context(watcher.differentiates(self.chunking.planned))
+                    entered.enter_context(watcher.differentiates(self.chunking.by_lever))
                 found = torch.autograd.grad(loss, [*leaves.values(), *parameters], allow_unused=True)
             for whole, gradient in zip(gradients, found, strict=True):
                 if gradient is not None:

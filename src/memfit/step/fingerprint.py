@@ -36,16 +36,16 @@ def fingerprint(step: Step) -> dict[str, str]:
     return facts
 
 
-def differences(planned: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+def differences(then: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
     """What has changed since a plan was made, one plain line each.
 
     >>> differences({"torch": "2.9", "batch": "float32 [4]"}, {"torch": "2.9", "batch": "float32 [8]"})
     ['batch: float32 [4] when planned, float32 [8] now']
     """
     return [
-        f"{fact}: {planned.get(fact, 'not there')} when planned, {now.get(fact, 'not there')} now"
-        for fact in dict.fromkeys((*planned, *now))
-        if _without_device(fact, planned.get(fact, "")) != _without_device(fact, now.get(fact, ""))
+        f"{fact}: {then.get(fact, 'not there')} when planned, {now.get(fact, 'not there')} now"
+        for fact in dict.fromkeys((*then, *now))
+        if _without_device(fact, then.get(fact, "")) != _without_device(fact, now.get(fact, ""))
     ]
 
 

@@ -79,13 +79,13 @@ def test_json_says_which_plan_the_proof_refused_and_why(monkeypatch: pytest.Monk
     from small_levers import WRONG, SmallLever, plan_of
 
     wrong: SmallLever = WRONG["weakened"]
-    found = proven_plans.planned
+    found = proven_plans.find_plan
 
     def planned(step: memfit.Step, budget: int, **options: object) -> object:
         return replace(found(step, budget), plan=plan_of(step, wrong))
 
     fit = memfit.fit
-    monkeypatch.setattr(proven_plans, "planned", planned)
+    monkeypatch.setattr(proven_plans, "find_plan", planned)
     monkeypatch.setattr(memfit, "fit", lambda step, budget, **options: fit(step, budget, levers={wrong.name: wrong}))
     assert run(["fit", "train.py:build", "--budget", "16GiB", "--json"]) == 1
     out = capfd.readouterr().out
@@ -112,9 +112,9 @@ def test_the_demo_says_no_as_fit_does(monkeypatch: pytest.MonkeyPatch, capfd: py
 
 def test_a_plan_that_there_is_no_room_to_prove_is_a_no(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     from memfit.fitting import proven_plans
-    from memfit.fitting.planning import planned
+    from memfit.fitting.planning import find_plan
 
-    monkeypatch.setattr(proven_plans, "planned", lambda step, budget, **options: planned(step, "16GiB"))
+    monkeypatch.setattr(proven_plans, "find_plan", lambda step, budget, **options: find_plan(step, "16GiB"))
     assert run(["fit", "train.py:build", "--budget", "8MiB"]) == 1
     err = capfd.readouterr().err
     assert err.startswith("The plain step cannot be run inside 8.00 MiB") and "Give a larger --budget" in err

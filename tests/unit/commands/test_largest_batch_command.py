@@ -11,7 +11,7 @@ import memfit
 from memfit.commands.main import run
 from memfit.commands.target import load_step
 from memfit.fitting import largest_batch as sizing
-from memfit.fitting import planning
+from memfit.fitting import plan_search, planning
 from memfit.fitting.largest_batch import resized
 from memfit.levers import LEVERS
 
@@ -31,7 +31,7 @@ WITHOUT = {word: lever for word, lever in LEVERS.items() if word != "microbatch"
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fewer sizes and shorter searches than people get; everything else is as it is."""
     monkeypatch.setattr(sizing, "_AT_MOST", 4)
-    monkeypatch.setattr(planning, "_SEARCH_SECONDS", (1.0, 0.5, 0.5))
+    monkeypatch.setattr(plan_search, "_SEARCH_SECONDS", (1.0, 0.5, 0.5))
 
 
 @pytest.mark.usefixtures("quick")
@@ -50,8 +50,8 @@ def test_the_largest_batch_is_inside_and_the_next_size_is_not(train: Path, capfd
     assert 2048 < plain < 4096 and plain <= whole <= divided <= found["tried_up_to"] == 4 * 2048
     unsure = (two - one) // 8  # what the interpreter takes has moved a little since
     assert high(plain) <= budget + unsure and high(plain + 512) > budget
-    assert planning.planned(resized(step, whole), budget + unsure, levers=WITHOUT).plan.feasible
-    assert planning.planned(resized(step, divided), budget + unsure).plan.feasible
+    assert planning.find_plan(resized(step, whole), budget + unsure, levers=WITHOUT).plan.feasible
+    assert planning.find_plan(resized(step, divided), budget + unsure).plan.feasible
     if whole < 4 * 2048:
         with pytest.raises(memfit.Infeasible):
-            planning.planned(resized(step, whole + whole // 8), budget - unsure, levers=WITHOUT, quick=True)
+            planning.find_plan(resized(step, whole + whole // 8), budget - unsure, levers=WITHOUT, quick=True)

@@ -12,7 +12,8 @@ import memfit
 from memfit import Step
 from memfit.fitting.applying import apply_levers
 from memfit.fitting.captured_lever import with_captured
-from memfit.fitting.planning import planned, rows_of
+from memfit.fitting.plan_rows import rows_of
+from memfit.fitting.planning import find_plan
 from memfit.fitting.timed_ledgers import seen_with_times
 from memfit.levers import LEVERS, Lever
 from memfit.levers.saved import table_option
@@ -134,7 +135,7 @@ def test_emulated_half_precision_is_weighed_where_nothing_else_fits(monkeypatch:
     monkeypatch.setattr("memfit.fitting.planning.times_slower_in_half", lambda: 8.0)
     step = wide()
     plain = memfit.profile(step, simulate=True)
-    found = planned(step, plain.process_high_bytes - plain.peak_bytes // 8, allow="rounded", levers={"precision": LEVERS["precision"]})
+    found = find_plan(step, plain.process_high_bytes - plain.peak_bytes // 8, allow="rounded", levers={"precision": LEVERS["precision"]})
     assert [(lever.name, lever.settings["dtype"]) for lever in found.plan.levers] == [("precision", "bfloat16")]
     tried = {(op.bfloat16_workspace is not None, op.float16_workspace is not None) for op in found.plain.trace.ops}
     assert tried == {(False, False), (True, False)}  # float16 would take minutes, and as much memory

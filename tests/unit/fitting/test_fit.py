@@ -16,7 +16,7 @@ from memfit.errors import Infeasible, MemfitError, NotEquivalent
 from memfit.fitting import fit as fitting
 from memfit.fitting import proven_plans
 from memfit.fitting.applying import apply_levers
-from memfit.fitting.planning import Planned
+from memfit.fitting.plan_search import FoundPlan
 from memfit.fitting.trial import slowdown_of
 from memfit.levers import LEVERS, Undo
 from memfit.records import Option, Trace
@@ -53,13 +53,13 @@ def two_plain_steps(step: Step) -> None:
 def planned(monkeypatch: pytest.MonkeyPatch, *levers: SmallLever) -> dict[str, Any]:
     """Let `fit` use a plan that a small step would never need; the answer is what to hand to it."""
 
-    def plan(step: Step, budget: object, **options: object) -> Planned:
+    def plan(step: Step, budget: object, **options: object) -> FoundPlan:
         plain, plan = memfit.profile(step, simulate=True), plan_of(step, *levers)
         with apply_levers(step, plan.levers, {lever.name: lever for lever in levers}), suppress(Exception):  # hooks are not simulated
-            return Planned(plan, plain, memfit.profile(step, simulate=True))
-        return Planned(plan, plain, plain)
+            return FoundPlan(plan, plain, memfit.profile(step, simulate=True))
+        return FoundPlan(plan, plain, plain)
 
-    monkeypatch.setattr(proven_plans, "planned", plan)
+    monkeypatch.setattr(proven_plans, "find_plan", plan)
     return {"budget": ENOUGH, "levers": {lever.name: lever for lever in levers}}
 
 
@@ -99,14 +99,14 @@ def test_the_plain_and_the_fitted_step_are_simulated_once_each(monkeypatch: pyte
         seen.append(step.batch_size)
         return real(step, *asked)
 
-    def planned(*asked: Any, **wishes: Any) -> Planned:
+    def planned(*asked: Any, **wishes: Any) -> FoundPlan:
         found = real_planned(*asked, **wishes)
         captured.extend(seen)  # the plain step, and each proposal until one fits
         return found
 
     captured: list[int] = []
-    real_planned = proven_plans.planned
-    monkeypatch.setattr(proven_plans, "planned", planned)
+    real_planned = proven_plans.find_plan
+    monkeypatch.setattr(proven_plans, "find_plan", planned)
     monkeypatch.setattr(capturing, "capture_simulated", counted)
     fitted = memfit.fit(step, plain.process_high_bytes - plain.peak_bytes // 3, levers={"saved": LEVERS["saved"]})
     assert fitted.plan.levers and len(captured) >= 2
@@ -253,10 +253,10 @@ def test_the_verdict_of_the_final_plan_still_names_the_lever_that_failed(monkeyp
     levers = {lever.name: lever for lever in (WRONG["weakened"], WRONG["slower"], NOTHING)}
     plain = memfit.profile(step, simulate=True)
 
-    def plan(step: Step, budget: object, *, levers: Mapping[str, SmallLever], **options: object) -> Planned:
-        return Planned(plan_of(step, *levers.values()), plain, plain)
+    def plan(step: Step, budget: object, *, levers: Mapping[str, SmallLever], **options: object) -> FoundPlan:
+        return FoundPlan(plan_of(step, *levers.values()), plain, plain)
 
-    monkeypatch.setattr(proven_plans, "planned", plan)
+    monkeypatch.setattr(proven_plans, "find_plan", plan)
     fitted = memfit.fit(step, ENOUGH, levers=levers)
     assert fitted.plan.levers == real.levers and fitted.verdict.equivalent
     (note,) = fitted.verdict.notes
@@ -357,7 +357,7 @@ def test_what_a_first_step_brings_is_counted_once() -> None:
     step = dense()
     now = memfit.profile(step, simulate=True)
     cold = replace(now, process=replace(now.process, base_bytes=now.process.base_bytes - (64 << 20)))
-    again = proven_plans.planned(step, ENOUGH, first=cold).plain
+    again = proven_plans.find_plan(step, ENOUGH, first=cold).plain
     assert now.process.base_bytes - again.process.base_bytes > 30 << 20
     assert now.process_high_bytes - again.process_high_bytes > 30 << 20
 

@@ -12,7 +12,7 @@ from torch import nn
 import memfit
 from memfit import Infeasible, Ledger, MemfitError, Plan, Step
 from memfit.capture import speeds
-from memfit.fitting import applying, given_plan, planning
+from memfit.fitting import applying, given_plan
 from memfit.levers import LEVERS
 from memfit.levers.saved import table_option
 from memfit.levers.saved.line import line_of
@@ -87,7 +87,7 @@ def test_the_host_budget_holds_for_a_plan_that_was_made_before_the_process_grew(
         return replace(ledger, process=replace(ledger.process, host_bytes=ledger.process.host_bytes + grown))
 
     monkeypatch.setattr(given_plan, "profile", on_card)
-    monkeypatch.setattr(given_plan, "captured", lambda *asked: planning.captured(*asked, device="cuda"))
+    monkeypatch.setattr(given_plan, "captured", lambda *asked: plan_rows.captured(*asked, device="cuda"))
     monkeypatch.setattr(applying, "device_of", lambda step: "cuda")
     now = plan.predicted_host_bytes + grown
     found = given_plan.given(plan, step, "64GiB", levers=SAVED, host_budget=now + 16 * _MIB)  # libraries settle while a process runs

@@ -56,11 +56,11 @@ def test_where_not_even_one_sample_fits_it_is_none(monkeypatch: pytest.MonkeyPat
         asked.append((step.batch_size, "microbatch" in options["levers"]))  # type: ignore[operator]
         raise memfit.Infeasible("no", 1, {})
 
-    monkeypatch.setattr("memfit.fitting.largest_batch.planned", never)
+    monkeypatch.setattr("memfit.fitting.largest_batch.find_plan", never)
     assert largest_batch(dense(), 2**20) == LargestBatch(0, 0, 0, 64 * 32)
     assert asked == [(1, False), (1, True)]  # asked without and with micro-batches
 
 
 def test_without_levers_nothing_is_planned(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("memfit.fitting.largest_batch.planned", lambda *args, **options: pytest.fail("planned"))
+    monkeypatch.setattr("memfit.fitting.largest_batch.find_plan", lambda *args, **options: pytest.fail("planned"))
     assert largest_batch(dense(), 2**20, levers={}) == LargestBatch(0, 0, 0, 64 * 32)

@@ -14,7 +14,8 @@ from torch.utils.checkpoint import checkpoint
 import memfit
 from memfit import Step
 from memfit.fitting.captured_lever import with_captured
-from memfit.fitting.planning import Request, _Planning, planned
+from memfit.fitting.plan_search import PlanSearch, Request
+from memfit.fitting.planning import find_plan
 from memfit.levers import LEVERS
 from memfit.levers.saved import SavedLever, table_option
 from memfit.levers.saved.line import line_of
@@ -64,7 +65,7 @@ def test_a_lever_under_which_the_step_raises_is_left_out_of_the_plan() -> None:
     plain = memfit.profile(step, simulate=True)
     budget = plain.process_high_bytes - plain.peak_bytes // 4
     levers = {"saved": Crashing(), "microbatch": LEVERS["microbatch"]}
-    found = planned(step, budget, levers=levers, quick=True, progress=words.append).plan
+    found = find_plan(step, budget, levers=levers, quick=True, progress=words.append).plan
     assert [lever.name for lever in found.levers] == ["microbatch"]
     assert "leaving out saved: the step fails with it (RuntimeError: not with this lever on)" in words
 
@@ -73,7 +74,7 @@ def test_where_every_lever_fails_the_answer_is_a_no() -> None:
     step = deep()
     plain = memfit.profile(step, simulate=True)
     with pytest.raises(memfit.Infeasible):
-        planned(step, plain.process_high_bytes - plain.peak_bytes // 4, levers={"saved": Crashing()}, quick=True)
+        find_plan(step, plain.process_high_bytes - plain.peak_bytes // 4, levers={"saved": Crashing()}, quick=True)
 
 
 def test_what_fails_beside_micro_batches_is_not_blamed_on_them() -> None:
@@ -83,6 +84,6 @@ def test_what_fails_beside_micro_batches_is_not_blamed_on_them() -> None:
     assert plain.trace is not None
     parts = levers["microbatch"].options(plain)[0]
     table = table_option(plain.trace, dict.fromkeys(line_of(plain.trace).made, RECOMPUTE), "all again")
-    planning = _Planning(step, Request(1, "reordered", None, None, levers, True, None), plain, plain, inf, lambda words: None)
+    planning = PlanSearch(step, Request(1, "reordered", None, None, levers, True, None), plain, plain, inf, lambda words: None)
     assert not planning._parts_fail([parts, table], RuntimeError())
     assert planning._parts_fail([parts], RuntimeError()) and not planning._parts_fail([table], RuntimeError())

@@ -10,7 +10,7 @@ import torch
 
 import memfit
 from memfit.fitting import proven_plans
-from memfit.fitting.planning import Planned
+from memfit.fitting.plan_search import FoundPlan
 from memfit.fitting.trial import slowdown_of
 from memfit.levers import LEVERS
 from memfit.proof import verifying
@@ -91,7 +91,7 @@ def test_a_fit_that_could_not_be_proven_is_refused_with_the_ways_out_and_a_wrong
 ) -> None:
     step = transformer()
     plan, plain = in_halves(step), memfit.profile(step, simulate=True)
-    monkeypatch.setattr(proven_plans, "planned", lambda *asked, **wishes: Planned(plan, plain, plain))
+    monkeypatch.setattr(proven_plans, "find_plan", lambda *asked, **wishes: FoundPlan(plan, plain, plain))
     few = replace(step, batch=first_samples(step.batch, 1))
     monkeypatch.setattr(verifying, "sample_inside", lambda *asked: Sample(few))
     alone = plan
@@ -119,10 +119,10 @@ def test_a_loss_whose_batch_cannot_be_divided_is_planned_for_again(monkeypatch: 
     step, words = contrastive(), list[str]()
     summed = replace(step, loss=lambda m, x: m(x).pow(2).sum())
     plan, other, plain = in_halves(summed), plan_of(summed, CHECKPOINT), memfit.profile(summed, simulate=True)
-    offer = lambda step, budget, *, levers, **options: Planned(plan if "microbatch" in levers else other, plain, plain)  # noqa: E731
-    monkeypatch.setattr(proven_plans, "planned", offer)
+    offer = lambda step, budget, *, levers, **options: FoundPlan(plan if "microbatch" in levers else other, plain, plain)  # noqa: E731
+    monkeypatch.setattr(proven_plans, "find_plan", offer)
     fitted = memfit.fit(summed, "8GiB", levers={**LEVERS, "checkpoint": CHECKPOINT}, progress=words.append)
-    assert fitted.plan.levers == other.levers and fitted.verdict.equivalent and fitted.step.running.planned == ["checkpoint"]
+    assert fitted.plan.levers == other.levers and fitted.verdict.equivalent and fitted.step.running.levers_on == ["checkpoint"]
     assert fitted.verdict.notes[0] in words and fitted.verdict.notes[0].startswith("Planned without microbatch, which failed the proof.")
     assert "the loss is a sum over the batch, not a mean" in fitted.verdict.notes[0]
 
@@ -131,12 +131,12 @@ def test_where_nothing_fits_without_the_lever_that_failed_both_are_told(monkeypa
     step = contrastive()
     plan, plain = in_halves(step), memfit.profile(step, simulate=True)
 
-    def planned(step: Step, budget: object, *, levers: dict[str, Any], **options: Any) -> Planned:
+    def planned(step: Step, budget: object, *, levers: dict[str, Any], **options: Any) -> FoundPlan:
         if "microbatch" in levers:
-            return Planned(plan, plain, plain)
+            return FoundPlan(plan, plain, plain)
         raise memfit.Infeasible("Nothing fits.", 7, {"reordered": 9})
 
-    monkeypatch.setattr(proven_plans, "planned", planned)
+    monkeypatch.setattr(proven_plans, "find_plan", planned)
     with pytest.raises(memfit.Infeasible, match=r"(?s)^Nothing fits\.\nPlanned without microbatch, which failed the proof\. The") as no:
         memfit.fit(step, "8GiB")
     assert "the loss compares samples with each other" in str(no.value) and no.value.lowest_bytes == 7

@@ -64,12 +64,12 @@ class _Active:
             self.forward.begin_chunk(again)
 
     @contextmanager
-    def differentiates(self, planned: bool) -> Iterator[None]:
-        """A chunk is differentiated: what was noted in it is not looked up any more, and a planned backward is not watched."""
+    def differentiates(self, known: bool) -> Iterator[None]:
+        """A chunk is differentiated: what was noted in it is not looked up any more, and a backward that a plan knows is not watched."""
         if self.forward is None:
             yield
             return
-        with self.forward.after_chunk(unwatched=planned):
+        with self.forward.after_chunk(unwatched=known):
             yield
 
 

@@ -49,7 +49,7 @@ class Forward(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.table, self._elsewhere = table, elsewhere
         self._decisions = {(d.region, d.op, d.ordinal): d.do for d in table.decisions}
-        self._planned = {name_of(d.op) for d in table.decisions}
+        self._operators = {name_of(d.op) for d in table.decisions}
         self._names: dict[Any, str] = {}
         self._quiet = self._watching = False
         self._region: Region | None = None
@@ -115,7 +115,7 @@ class Forward(TorchDispatchMode):
         name = self._names.get(func)
         if name is None:
             name = self._names[func] = str(func)
-        if name not in self._planned:
+        if name not in self._operators:
             return None
         kind = kind_of(name, is_followed(args, kwargs))
         do = self._decisions.get((self._region, kind, self._seen[kind]))
