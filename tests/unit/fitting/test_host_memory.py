@@ -12,7 +12,7 @@ from torch import nn
 import memfit
 from memfit import Infeasible, Ledger, MemfitError, Plan, Step
 from memfit.capture import speeds
-from memfit.fitting import applying, given_plan
+from memfit.fitting import applying, given_plan, plan_rows
 from memfit.levers import LEVERS
 from memfit.levers.saved import table_option
 from memfit.levers.saved.line import line_of
