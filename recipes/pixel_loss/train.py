@@ -147,6 +147,7 @@ class Run:
             self.console.print(f"Nothing is left to do: {first} epochs are done, and --epochs is {self.arguments.epochs}.")
             return
         train = training_call(self.step, self.arguments.budget, self.arguments.allow, self.console)
+        self.folder.add("fitted", train)
         for epoch in range(first, self.arguments.epochs):
             loss = self._epoch(epoch, train)
             self.folder.save(epoch + 1)

@@ -73,7 +73,7 @@ def train_vae(args: argparse.Namespace, console: Console, device: torch.device) 
         made = [reconstructed(vae, volume[None].to(device))[0] for volume in shown]
         save_volumes(path, [*shown, *made], columns=len(shown))
 
-    stage = Stage("VAE", _call(step, args, console), loader, order, judged(val, step, args.batch_size), draw)
+    stage = Stage("VAE", _call(step, args, console, folder), loader, order, judged(val, step, args.batch_size), draw)
     stage.run(folder, first, args.vae_epochs, console)
 
 
@@ -90,7 +90,7 @@ def train_ldm(args: argparse.Namespace, console: Console, device: torch.device) 
     folder = RunFolder(args.output_dir / "ldm", parts_of(step, facts=Facts(grid=list(grid))), args.resume)
     if (first := epochs_done(folder, args.resume, args.ldm_epochs, console)) is None:
         return
-    stage = Stage("LDM", _call(step, args, console), loader, order, judged(list(val), step, args.batch_size), lambda path: None)
+    stage = Stage("LDM", _call(step, args, console, folder), loader, order, judged(list(val), step, args.batch_size), lambda path: None)
     stage.run(folder, first, args.ldm_epochs, console)
 
 
@@ -165,10 +165,12 @@ def corner_of(volumes: torch.Tensor) -> torch.Tensor:
     return volumes[:, :, :z, :y, :x].contiguous()
 
 
-def _call(step: memfit.Step, args: argparse.Namespace, console: Console) -> Train:
+def _call(step: memfit.Step, args: argparse.Namespace, console: Console, folder: RunFolder) -> Train:
     if args.budget == "none" and args.gradient_accumulation_steps > 1:
         return accumulated(step, args.batch_size)
-    return training_call(step, args.budget, args.allow, console, smaller_batch=corner_of(step.batch))
+    call = training_call(step, args.budget, args.allow, console, smaller_batch=corner_of(step.batch))
+    folder.add("fitted", call)
+    return call
 
 
 def parser() -> argparse.ArgumentParser:
