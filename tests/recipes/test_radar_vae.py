@@ -7,6 +7,8 @@ import csv
 import re
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,14 +18,16 @@ import torch
 import memfit
 from memfit.capture.simulation import built_without_memory
 from memfit.levers import LEVERS
+from memfit.records import PlannedLever
 from memfit.units import parse_bytes
+from recipes.radar_vae import full_size
 from recipes.radar_vae.codebook import Codebook, EMACodebook
-from recipes.radar_vae.data import DataError, PointWindows, SyntheticVolumes, open_data, voxelise
+from recipes.radar_vae.data import DataError, Grid, PointWindows, SyntheticVolumes, open_data, voxelise
 from recipes.radar_vae.diffusion import LatentUNet, sample_latents
 from recipes.radar_vae.losses import Perceptual3DLoss
 from recipes.radar_vae.model import GRID, latent_shape, make_vae
 from recipes.radar_vae.stages import loader_of
-from recipes.radar_vae.train_latent_diffusion import main, make_documented_step, make_ldm_step, make_step
+from recipes.radar_vae.train_latent_diffusion import corner_of, main, make_documented_step, make_ldm_step, make_step
 
 ROOT = Path(__file__).resolve().parents[2]
 ENTRY = ROOT / "recipes/radar_vae/train_latent_diffusion.py"
@@ -367,6 +371,42 @@ def test_a_damaged_checkpoint_gets_one_message(tmp_path, monkeypatch, capsys):
             main()
 
         assert stopped.value.code == 2 and f"{damaged} cannot be read: it is damaged" in capsys.readouterr().err
+
+
+@pytest.fixture
+def one_at_a_time(monkeypatch) -> Callable[[Grid, str], tuple[memfit.Step, memfit.Plan]]:
+    """The full size's program on a small type; a batch of 8, and a plan of nothing but micro-batches of one that claims an exactness."""
+    monkeypatch.setattr(full_size, "make_step", lambda _, batch, grid: make_step("ultra_lightweight", batch, grid))
+
+    def make(grid: Grid, exactness: str) -> tuple[memfit.Step, memfit.Plan]:
+        step = full_size.make_step("standard", 8, grid)
+        option = LEVERS["microbatch"].options(memfit.profile(step, simulate=True, device="cuda"))[-1]
+        row = PlannedLever(option.lever, option.name, exactness, settings=option.settings)
+        return step, replace(memfit.plan(step, "64GiB"), levers=(row,), exactness=exactness)
+
+    return make
+
+
+def test_the_full_sizes_program_in_small_fits_runs_and_proves_on_corners(one_at_a_time):
+    grid = (8, 64, 64)
+    step, plan = one_at_a_time(grid, "reordered")
+    sizes = [replace(step, batch=batch) for batch in (step.batch[:2], corner_of(step.batch))]
+    two, corners = (memfit.profile(it, simulate=True).process_high_bytes for it in sizes)
+    plan = replace(plan, budget_bytes=(two + corners) // 2)  # where not even two whole samples of the original fit
+
+    verdict = full_size.proven(plan, grid)
+    one, fitted = full_size.ran(1, 1, grid=grid), full_size.ran(8, 2, plan, grid)
+    rows = full_size.rows_of(memfit.profile(step, simulate=True), [plan], one, [fitted], [verdict])
+
+    assert verdict == "reordered, proven on corners of 2×16×16"
+    assert fitted.peak_bytes < 1.2 * one.peak_bytes and fitted.samples == 2  # the batch, and gradients that are added, are what is more
+    assert {len(row) for row in rows} == {len(full_size.HEADER)} and rows[2][0].startswith("memfit, batch 8, 2 of its samples run")
+
+
+def test_a_plan_that_claims_too_much_is_not_proven(one_at_a_time):
+    _, plan = one_at_a_time((4, 16, 16), "bitwise")
+
+    assert full_size.proven(plan, (4, 16, 16)) == "bitwise, not the same training"
 
 
 def test_launch_script_needs_its_word():
