@@ -24,6 +24,7 @@ from recipes.kit.largest import EXACT, ROUNDED, largest_by_way
 from recipes.kit.measuring import Measured, apart, measure
 from recipes.kit.tables import write_table
 from recipes.radar_vae.by_hand import make_by_hand
+from recipes.radar_vae.data import Grid
 from recipes.radar_vae.model import GRID
 from recipes.radar_vae.ways import ALL_FIXES, ALL_THREE, BY_HAND, MODEL, ORIGINAL, SMALL, STEPS, Settings, learnt, same_training, ways
 
@@ -88,33 +89,44 @@ def write_composition(peaks: Mapping[str, int], found: Sequence[Measured]) -> No
 
 def largest_here() -> dict[str, str]:
     """How many samples of the small grid a small memory holds."""
-    return largest_by_way(LAPTOP, {name: partial(make_by_hand, grid=SMALL, **it) for name, it in BY_HAND.items()}, "cpu", rounding=True)
+    return _largest(LAPTOP, BY_HAND, SMALL, "cpu")
 
 
 def largest_on_a_card() -> dict[str, str]:
     """How many samples of the documented grid the documented card holds, by type: standard where the small grid has lightweight."""
     forms = {name: it if it["vae_type"] == "ultra_lightweight" else it | {"vae_type": "standard"} for name, it in BY_HAND.items()}
-    return largest_by_way(CARD, {name: partial(make_by_hand, grid=GRID, **it) for name, it in forms.items()}, "cuda", rounding=True)
+    return _largest(CARD, forms, GRID, "cuda")
 
 
-def trained(points: Path | None) -> dict[str, float]:
+def _largest(budget: str, by_hand: Mapping[str, Settings], grid: Grid, device: str) -> dict[str, str]:
+    """Where a batch is accumulated, it is one part that has to fit."""
+    whole = {name: partial(make_by_hand, grid=grid, **it | {"part": None}) for name, it in by_hand.items()}
+    cells = largest_by_way(budget, whole, device, rounding=True)
+    return cells | {name: f"{cells[name]} a part, parts without end" for name, it in by_hand.items() if "part" in it}
+
+
+def trained(points: Path | None) -> dict[str, str]:
     """The validation loss that each way comes to on the same batches, each in a process of its own."""
     losses = {}
     for way in ways():
         print(f"training: {way.name}", flush=True)
-        losses[way.name] = apart(learnt, way, points)
+        try:
+            losses[way.name] = f"{apart(learnt, way, points):.4f}"
+        except memfit.MemfitError as error:
+            print(f"{way.name}: {error}")
+            losses[way.name] = "does not fit"
     return losses
 
 
 def write_main(
-    found: Sequence[Measured], here: Mapping[str, str], card: Mapping[str, str], losses: Mapping[str, float], points: Path | None
+    found: Sequence[Measured], here: Mapping[str, str], card: Mapping[str, str], losses: Mapping[str, str], points: Path | None
 ) -> None:
     """The README's table: what was measured of each way, how large a batch it could have, and what it learns."""
     rows = []
     for it in found:
         kind = it.name if it.name in here else ROUNDED if "rounding" in it.name else EXACT
         cells = _measured(it, found[0]) if not it.refused else ["", "", "", it.refused, ""]
-        rows.append([it.name, *cells, here[kind], card[kind], f"{losses[it.name]:.4f}"])
+        rows.append([it.name, *cells, here[kind], card[kind], losses[it.name]])
     header = [f"lightweight, batch 8 of {_words(SMALL)}, measured", "peak", "process", "CPU time", "what it does", "the same training?"]
     header += [f"largest batch, predicted: {_words(SMALL)} in {LAPTOP}, CPU", f"standard, {_words(GRID)} in {CARD}, CUDA"]
     write_table(README, "main", [*header, f"loss after {STEPS} steps on {_named(points)}"], rows)
@@ -166,11 +178,8 @@ def _words(grid: tuple[int, int, int]) -> str:
     return "×".join(map(str, grid))
 
 
-def main() -> None:
-    """All tables."""
-    parser = argparse.ArgumentParser(description="Measure this recipe and write its tables.")
-    parser.add_argument("--data-dir", type=Path, help="an .npz of radar points; made-up voxels without it")
-    points = parser.parse_args().data_dir
+def side_by_side(points: Path | None) -> None:
+    """The README's tables, and the whole of what they are made of."""
     peaks, found = predicted_peaks(), measure(ways(), rounds=2)
     write_documented(peaks)
     write_composition(peaks, found)
@@ -178,6 +187,14 @@ def main() -> None:
     rows = [[name, here[name], card[name]] for name in here]
     write_table(RESULTS, "largest", ["predicted", f"{_words(SMALL)} in {LAPTOP}, CPU", f"{_words(GRID)} in {CARD}, CUDA"], rows)
     write_main(found, here, card, trained(points), points)
+
+
+def main() -> None:
+    """All tables."""
+    parser = argparse.ArgumentParser(description="Measure this recipe and write its tables.")
+    parser.add_argument("--data-dir", type=Path, help="an .npz of radar points; made-up voxels without it")
+    points = parser.parse_args().data_dir
+    side_by_side(points)
     training(points)
 
 

@@ -16,7 +16,7 @@ from recipes.radar_vae.stages import judged
 
 Settings = dict[str, Any]
 SMALL = (8, 48, 48)
-STEPS = 8
+STEPS = 5
 ALL_FIXES: Settings = {"part": 1, "amp": True, "checkpoint": True}
 ORIGINAL, ALL_THREE, MODEL = "original", "by hand: all three", "by hand: ultra_lightweight"
 _LIGHT: Settings = {"vae_type": "lightweight", "batch": 8}

@@ -88,11 +88,18 @@ def test_the_main_table_of_radar_vae_joins_all_that_is_known_of_a_way(tmp_path, 
     names = [way.name for way in ways()]
     here = {name: name.upper() for name in (*names[:-3], WITHOUT_PARTS, EXACT, ROUNDED)}
 
-    radar_table.write_main([_measured(name, n) for n, name in enumerate(names, 1)], here, here, dict.fromkeys(names, 0.5), None)
+    radar_table.write_main([_measured(name, n) for n, name in enumerate(names, 1)], here, here, dict.fromkeys(names, "0.5000"), None)
 
     header, _, *rows = _rows(radar_table.README)
     assert {len(row) for row in rows} == {len(header)} and [row[0] for row in rows] == names and header[-1].endswith("synthetic volumes")
     assert [row[-2] for row in rows[-3:]] == [EXACT.upper(), EXACT.upper(), ROUNDED.upper()] and rows[-1][-1] == "0.5000"
+
+
+def test_a_budget_that_is_too_small_leaves_the_other_rows_standing(monkeypatch):
+    monkeypatch.setitem(pixel_table.TRAINING, "memfit, 1MiB", (4, ["--budget", "1MiB"]))
+    monkeypatch.setattr(pixel_table, "TRAINED", ["--data", "synthetic", "--image-size", "32", "--images", "1"])
+
+    assert pixel_table.training_row("memfit, 1MiB") == ["memfit, 1MiB", "does not fit", "", "does not fit", ""]
 
 
 def test_how_the_documented_fixes_compose(tmp_path, monkeypatch):
