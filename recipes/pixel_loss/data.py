@@ -58,6 +58,9 @@ def as_hidden_states(features: Tensor, hidden: int) -> Tensor:
 
 
 def _read(file: Path, size: int) -> Tensor:
-    with Image.open(file) as image:
-        square = ImageOps.fit(image.convert("RGB"), (size, size), Image.Resampling.BICUBIC)
+    try:
+        with Image.open(file) as image:
+            square = ImageOps.fit(image.convert("RGB"), (size, size), Image.Resampling.BICUBIC)
+    except Exception as error:  # each format has its own way of being damaged
+        raise ValueError(f"{file} cannot be read as a picture: mend it, or take it out of --data-dir.") from error
     return torch.from_numpy(np.array(square)).permute(2, 0, 1).float() / 127.5 - 1

@@ -6,9 +6,10 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from recipes.kit.out_of_memory import ran_out
 
 _TRUE, _FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off", "")
 
@@ -38,7 +39,7 @@ class Chunks:
             try:
                 loss = whole_loss(decoder, latents[part], images[part])
             except RuntimeError as error:
-                if not (self.adaptive and self.size > 1 and _ran_out(error)):
+                if not (self.adaptive and self.size > 1 and ran_out(error)):
                     raise
                 self.size //= 2
                 continue  # here the failed chunk's tensors are gone; inside `except` the traceback still holds them
@@ -50,7 +51,3 @@ class Chunks:
 def whole_loss(decoder: nn.Module, latents: Tensor, images: Tensor) -> Tensor:
     """Decode, compare: the mean over these images."""
     return F.mse_loss(decoder(latents), images)
-
-
-def _ran_out(error: RuntimeError) -> bool:
-    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)

@@ -149,14 +149,23 @@ def patches(latents: Tensor) -> Tensor:
 
 def load_decoder(decoder: Decoder, path: Path) -> None:
     """FLUX's or BAGEL's `ae.safetensors`, or a state dict saved by torch; names may begin with `decoder.`."""
-    state = _safetensors(path) if path.suffix == ".safetensors" else torch.load(path, weights_only=True)
-    inside = {name.removeprefix("decoder."): tensor for name, tensor in state.items() if not name.startswith("encoder.")}
-    missing, unknown = decoder.load_state_dict({name: tensor.float() for name, tensor in inside.items()}, strict=False)
-    if missing or unknown:
-        odd = [*missing, *unknown]
-        raise ValueError(
-            f"{path} does not hold this decoder: {len(missing)} tensors are missing and {len(unknown)} unknown, {odd[0]} for one."
-        )
+    if not path.is_file():
+        raise ValueError(f"{path} is no file: --vae takes ae.safetensors, or a state dict saved by torch.")
+    inside, needed = _weights_in(path), {name: tensor.shape for name, tensor in decoder.state_dict().items()}
+    missing, unknown = [name for name in needed if name not in inside], [name for name in inside if name not in needed]
+    shaped = [name for name in needed if name in inside and inside[name].shape != needed[name]]
+    if odd := [*missing, *unknown, *shaped]:
+        counts = f"{len(missing)} tensors are missing, {len(unknown)} unknown and {len(shaped)} of another shape"
+        raise ValueError(f"{path} does not hold this decoder: {counts}, {odd[0]} for one.")
+    decoder.load_state_dict(inside)
+
+
+def _weights_in(path: Path) -> dict[str, Tensor]:
+    try:
+        state = _safetensors(path) if path.suffix == ".safetensors" else torch.load(path, weights_only=True)
+        return {name.removeprefix("decoder."): tensor.float() for name, tensor in state.items() if not name.startswith("encoder.")}
+    except Exception as error:  # a damaged file may be anything to a reader
+        raise ValueError(f"{path} cannot be read: it is damaged, or neither safetensors nor a state dict saved by torch.") from error
 
 
 def _safetensors(path: Path) -> dict[str, Tensor]:

@@ -20,6 +20,8 @@ from torch import Tensor
 
 import memfit
 from recipes.kit.budget import Train, add_budget_flags, training_call
+from recipes.kit.flags import count, positive
+from recipes.kit.out_of_memory import ran_out
 from recipes.kit.pictures import save_grid
 from recipes.kit.progress import bar
 from recipes.kit.run_folder import RunFolder
@@ -29,6 +31,7 @@ from recipes.pixel_loss.model import Decoder, PixelModel, load_decoder
 
 HIDDEN = 3584  # of BAGEL's LLM
 SHOWN = 4  # pictures in a run's PNG
+LARGEST = 8192  # pixels along a side: 256 times the memory of 512 × 512
 
 
 def make_step(
@@ -71,14 +74,18 @@ def main() -> None:
     """Train as the flags say."""
     parser = _parser()
     arguments = parser.parse_args()
-    if arguments.image_size % TOKEN_PIXELS or arguments.image_size < 32:
-        parser.error(f"--image-size {arguments.image_size}: it must be a multiple of {TOKEN_PIXELS}, 32 or more")
+    if arguments.image_size % TOKEN_PIXELS or not 32 <= arguments.image_size <= LARGEST:
+        parser.error(f"--image-size {arguments.image_size}: it must be a multiple of {TOKEN_PIXELS}, from 32 to {LARGEST}")
     if not arguments.data and not arguments.data_dir:
         parser.error("there is nothing to train on: give --data-dir DIR with pictures, or --data synthetic")
     try:
         Run(arguments, Console()).train()
     except (ValueError, FileNotFoundError) as error:
         parser.error(str(error))
+    except (RuntimeError, MemoryError) as error:
+        if not ran_out(error):
+            raise
+        parser.error("memory ran out: give a --budget below what is free, or smaller --image-size, --batch-size and --images")
     except memfit.MemfitError as error:
         print(error, file=sys.stderr)
         sys.exit(error.exit_code)
@@ -86,16 +93,17 @@ def main() -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", choices=["synthetic"], help="pictures the decoder makes of smooth latents; nothing is needed for it")
-    parser.add_argument("--data-dir", type=Path, help="a folder of pictures, in it or below")
+    data = parser.add_mutually_exclusive_group()
+    data.add_argument("--data", choices=["synthetic"], help="pictures the decoder makes of smooth latents; nothing is needed for it")
+    data.add_argument("--data-dir", type=Path, help="a folder of pictures, in it or below")
     parser.add_argument(
         "--vae", type=Path, help="the decoder's weights: FLUX's or BAGEL's ae.safetensors, or a state dict (default: fixed random)"
     )
-    parser.add_argument("--image-size", type=int, default=128, help="pixels along each side (default 128; documented: 512)")
-    parser.add_argument("--batch-size", type=int, default=4)
-    parser.add_argument("--images", type=int, default=16, help="how many synthetic pictures (default 16)")
-    parser.add_argument("--epochs", type=int, default=2)
-    parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument("--image-size", type=count, default=128, help="pixels along each side (default 128; documented: 512)")
+    parser.add_argument("--batch-size", type=count, default=4)
+    parser.add_argument("--images", type=count, default=16, help="how many synthetic pictures (default 16)")
+    parser.add_argument("--epochs", type=count, default=2)
+    parser.add_argument("--lr", type=positive, default=1e-3)
     parser.add_argument("--hand-fix", action="store_true", help="the documented fix: checkpoint the decoder's two finest levels")
     parser.add_argument("--output-dir", type=Path, default=Path("runs/pixel_loss"))
     parser.add_argument("--resume", action="store_true", help="go on where the run in --output-dir stopped")
@@ -119,7 +127,8 @@ class Run:
             )
         self.model = PixelModel(HIDDEN, decoder)
         self.pictures = self._pictures()
-        first = self.pictures.batch(torch.arange(min(arguments.batch_size, len(self.pictures.images))))
+        self.batch_size = min(arguments.batch_size, len(self.pictures.images))
+        first = self.pictures.batch(torch.arange(self.batch_size))
         self.step = step_of(self.model, first, chunks if arguments.budget == "none" else None, arguments.lr)
         self.folder = RunFolder(
             arguments.output_dir, {"llm2vae": self.model.llm2vae, "optimizer": self.step.optimizers[0]}, arguments.resume
@@ -134,14 +143,18 @@ class Run:
     def train(self) -> None:
         """Every epoch: all pictures in a new order, a checkpoint, a PNG."""
         first = self.folder.resume() if self.arguments.resume else 0
+        if first >= self.arguments.epochs:
+            self.console.print(f"Nothing is left to do: {first} epochs are done, and --epochs is {self.arguments.epochs}.")
+            return
         train = training_call(self.step, self.arguments.budget, self.arguments.allow, self.console)
+        self.folder.add("fitted", train)
         for epoch in range(first, self.arguments.epochs):
             loss = self._epoch(epoch, train)
             self.folder.save(epoch + 1)
             self.console.print(f"Epoch {epoch + 1}/{self.arguments.epochs} | pixel loss {loss:.6f} | PSNR {self._show(epoch):.2f} dB")
 
     def _epoch(self, epoch: int, train: Train) -> float:
-        batches = torch.randperm(len(self.pictures.images)).split(self.arguments.batch_size)
+        batches = torch.randperm(len(self.pictures.images)).split(self.batch_size)
         total = 0.0
         with bar(self.console, f"Epoch {epoch + 1}", len(batches)) as advance:
             for number, which in enumerate(batches):

@@ -7,8 +7,10 @@ then for validation). Radar points: one `.npz` with `train_xyzvi` [points, 5] (x
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +28,9 @@ _MANY = 20.0  # so many points in a voxel count as full
 
 class DataError(Exception):
     """What is wrong with the data, and what to do."""
+
+    def __str__(self) -> str:
+        return super().__str__().rpartition("DataError: ")[2].strip()  # a loader's worker puts its traceback before the message
 
 
 class PointWindows(Volumes):
@@ -55,12 +60,16 @@ class VoxelFiles(Volumes):
         return len(self.files)
 
     def __getitem__(self, number: int) -> torch.Tensor:
-        path = self.files[number]
-        volume = _array_in(path)
-        if volume.shape != (CHANNELS, *self.grid):
-            wanted = " ".join(str(size) for size in volume.shape[1:])
-            raise DataError(f"{path} has the shape {volume.shape}, not {(CHANNELS, *self.grid)}: give its grid with --grid {wanted}.")
-        return torch.from_numpy(volume.astype(np.float32))
+        path, wanted = self.files[number], (CHANNELS, *self.grid)
+        with _reading(path):
+            volume = _array_in(path).astype(np.float32)
+        if volume.shape != wanted:
+            other = volume.ndim == 4 and len(volume) == CHANNELS
+            way_out = f"give its grid with --grid {' '.join(map(str, volume.shape[1:]))}" if other else f"a volume is [{CHANNELS}, z, y, x]"
+            raise DataError(f"{path} has the shape {volume.shape}, not {wanted}: {way_out}.")
+        if not np.isfinite(volume).all():
+            raise DataError(f"{path} holds numbers that are not finite: a volume is made of numbers only.")
+        return torch.from_numpy(volume)
 
 
 class SyntheticVolumes(Volumes):
@@ -139,17 +148,40 @@ def _open(path: Path, grid: Grid) -> tuple[Volumes, Volumes]:
 def _holds_points(file: Path) -> bool:
     if file.suffix != ".npz":
         return False
-    with np.load(file) as arrays:
+    with _reading(file), np.load(file) as arrays:
         return "train_xyzvi" in arrays
 
 
 def _open_points(file: Path, grid: Grid) -> tuple[Volumes, Volumes]:
     """Outliers, half a percent at each end of each axis, are outside the grid; velocity and intensity are clipped."""
-    with np.load(file) as arrays:
-        parts = {part: arrays[f"{part}_xyzvi"].astype(np.float32) for part in ("train", "test")}
-        bounds = np.percentile(parts["train"], [0.5, 99.5], axis=0).astype(np.float32)
-        train, test = (PointWindows(p, arrays[f"{n}_frame"], arrays[f"{n}_rec"], bounds, grid) for n, p in parts.items())
+    with _reading(file), np.load(file) as arrays:
+        parts = [_points_of(arrays, part, file) for part in ("train", "test")]
+    bounds = np.percentile(parts[0][0], [0.5, 99.5], axis=0).astype(np.float32)
+    train, test = (PointWindows(points, frame, rec, bounds, grid) for points, frame, rec in parts)
     return train, test
+
+
+def _points_of(arrays: Mapping[str, Any], part: str, file: Path) -> tuple[Floats, Any, Any]:
+    """The points of a part, the frame of each and the recording of each."""
+    names = [f"{part}_{what}" for what in ("xyzvi", "frame", "rec")]
+    if missing := [name for name in names if name not in arrays]:
+        raise DataError(f"{file} has no {', '.join(missing)}: radar points need {', '.join(names)}.")
+    points, frame, rec = (arrays[name] for name in names)
+    if points.shape != (len(points), 5) or not len(points) == len(frame) == len(rec) or not len(points) or not np.isfinite(points).all():
+        shapes = ", ".join(f"{name} {arrays[name].shape}" for name in names)
+        raise DataError(f"{file} has {shapes}: {names[0]} needs five finite numbers for each point, the others one.")
+    return points.astype(np.float32), frame, rec
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Whatever is wrong with a file is told with its name."""
+    try:
+        yield
+    except DataError:
+        raise
+    except Exception as error:  # a damaged file may fail as a zip, as a header, as a pickle
+        raise DataError(f"{path} cannot be read: it is damaged, or holds something else than numbers ({type(error).__name__}).") from error
 
 
 def _array_in(path: Path) -> Floats:

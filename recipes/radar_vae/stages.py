@@ -92,6 +92,15 @@ class Stage:
         return total / samples
 
 
+def epochs_done(folder: RunFolder, resume: bool, epochs: int, console: Console) -> int | None:
+    """Where the run goes on; None, and a word about it, where all its epochs are done."""
+    done = folder.resume() if resume else 0
+    if done < epochs:
+        return done
+    console.print(f"Nothing is left to do: {done} epochs are done, and {epochs} were asked for.")
+    return None
+
+
 def vae_step(models: Models, batch: torch.Tensor, learning_rate: float = 1e-4, amp: bool = False, **more: Any) -> memfit.Step:
     """One step of the VAE; a VQ-VAE's codes are moved by an optimizer of their own."""
     vae = cast(VAE3D, models["vae"])

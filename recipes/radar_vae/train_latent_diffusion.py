@@ -25,6 +25,8 @@ from rich.console import Console
 
 import memfit
 from recipes.kit.budget import Train, add_budget_flags, training_call
+from recipes.kit.flags import count, count_or_none, positive
+from recipes.kit.out_of_memory import ran_out
 from recipes.kit.pictures import save_grid
 from recipes.kit.progress import bar
 from recipes.kit.run_folder import RunFolder
@@ -32,7 +34,7 @@ from recipes.radar_vae.data import DataError, Grid, Volumes, length_of, open_dat
 from recipes.radar_vae.diffusion import LatentUNet, sample_latents
 from recipes.radar_vae.losses import Perceptual3DLoss
 from recipes.radar_vae.model import CHANNELS, GRID, REDUCTION, VAE3D, VAE_TYPES, latent_shape, make_vae
-from recipes.radar_vae.stages import EpochOrder, Facts, Stage, accumulated, judged, ldm_step, loader_of, parts_of, vae_step
+from recipes.radar_vae.stages import EpochOrder, Facts, Stage, accumulated, epochs_done, judged, ldm_step, loader_of, parts_of, vae_step
 
 
 def make_step(
@@ -63,14 +65,15 @@ def train_vae(args: argparse.Namespace, console: Console, device: torch.device) 
     loader, order, batch = _loader(train, args)
     step = vae_step({"vae": vae, "perceptual": Perceptual3DLoss().to(device)}, batch, args.lr, args.use_amp, loader=loader)
     folder = RunFolder(args.output_dir / "vae", parts_of(step, facts=Facts(vae_type=args.vae_type, grid=list(args.grid))), args.resume)
-    first = folder.resume() if args.resume else 0
+    if (first := epochs_done(folder, args.resume, args.vae_epochs, console)) is None:
+        return
     shown = [train[0], *(val[n] for n in range(min(3, length_of(val))))]
 
     def draw(path: Path) -> None:
         made = [reconstructed(vae, volume[None].to(device))[0] for volume in shown]
         save_volumes(path, [*shown, *made], columns=len(shown))
 
-    stage = Stage("VAE", _call(step, args, console), loader, order, judged(val, step, args.batch_size), draw)
+    stage = Stage("VAE", _call(step, args, console, folder), loader, order, judged(val, step, args.batch_size), draw)
     stage.run(folder, first, args.vae_epochs, console)
 
 
@@ -85,8 +88,9 @@ def train_ldm(args: argparse.Namespace, console: Console, device: torch.device) 
     loader, order, batch = _loader(list(train), args)
     step = ldm_step(unet, batch, args.lr, args.use_amp, loader)
     folder = RunFolder(args.output_dir / "ldm", parts_of(step, facts=Facts(grid=list(grid))), args.resume)
-    first = folder.resume() if args.resume else 0
-    stage = Stage("LDM", _call(step, args, console), loader, order, judged(list(val), step, args.batch_size), lambda path: None)
+    if (first := epochs_done(folder, args.resume, args.ldm_epochs, console)) is None:
+        return
+    stage = Stage("LDM", _call(step, args, console, folder), loader, order, judged(list(val), step, args.batch_size), lambda path: None)
     stage.run(folder, first, args.ldm_epochs, console)
 
 
@@ -116,10 +120,14 @@ def load_vae(path: str | None, device: torch.device) -> tuple[VAE3D, Grid]:
 def _checkpoint(path: str | None, flag: str, part: str) -> dict[str, Any]:
     if path is None or not Path(path).is_file():
         raise DataError(f"{flag} {path or 'is missing, and'} is no file: give the last.pt or best.pt of a finished stage.")
-    state: dict[str, Any] = torch.load(path, weights_only=True)
-    if part not in state:
-        raise DataError(f"{flag} {path} was saved by another stage: it has {', '.join(state)}.")
-    return state
+    try:
+        state = torch.load(path, weights_only=True)
+        names = list(state)
+    except Exception as error:  # a damaged file may be anything to the unpickler, whose own advice is for other cases
+        raise DataError(f"{flag} {path} cannot be read: it is damaged, or no checkpoint. Give a stage's last.pt or best.pt.") from error
+    if not {part, "facts"} <= set(names):
+        raise DataError(f"{flag} {path} was saved by another stage or program: it has {', '.join(map(str, names))}.")
+    return dict(state)
 
 
 @torch.no_grad()
@@ -157,17 +165,12 @@ def corner_of(volumes: torch.Tensor) -> torch.Tensor:
     return volumes[:, :, :z, :y, :x].contiguous()
 
 
-def _call(step: memfit.Step, args: argparse.Namespace, console: Console) -> Train:
+def _call(step: memfit.Step, args: argparse.Namespace, console: Console, folder: RunFolder) -> Train:
     if args.budget == "none" and args.gradient_accumulation_steps > 1:
         return accumulated(step, args.batch_size)
-    return training_call(step, args.budget, args.allow, console, smaller_batch=corner_of(step.batch))
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a number from 1 up")
-    return number
+    call = training_call(step, args.budget, args.allow, console, smaller_batch=corner_of(step.batch))
+    folder.add("fitted", call)
+    return call
 
 
 def parser() -> argparse.ArgumentParser:
@@ -175,24 +178,25 @@ def parser() -> argparse.ArgumentParser:
     flags = argparse.ArgumentParser(description="Train a 3D VAE on radar voxels, then latent diffusion, then sample.", allow_abbrev=False)
     flags.add_argument("--mode", required=True, choices=["train_vae", "train_ldm", "sample"])
     flags.add_argument("--vae_type", default="standard", choices=list(VAE_TYPES))
-    flags.add_argument("--batch_size", type=_positive, default=8)
-    flags.add_argument("--gradient_accumulation_steps", type=_positive, default=1)
+    flags.add_argument("--batch_size", type=count, default=8)
+    flags.add_argument("--gradient_accumulation_steps", type=count, default=1)
     flags.add_argument("--use_amp", action="store_true", help="bfloat16 autocast")
     flags.add_argument("--use_checkpoint", action="store_true", help="torch's checkpoint around every residual block")
-    flags.add_argument("--vae_epochs", type=_positive, default=100)
-    flags.add_argument("--ldm_epochs", type=_positive, default=100)
-    flags.add_argument("--dataset_dir", "--data-dir", help="a folder of voxels, or an .npz of radar points")
-    flags.add_argument("--data", choices=["synthetic"], help="data made here")
+    flags.add_argument("--vae_epochs", type=count, default=100)
+    flags.add_argument("--ldm_epochs", type=count, default=100)
+    data = flags.add_mutually_exclusive_group()
+    data.add_argument("--dataset_dir", "--data-dir", help="a folder of voxels, or an .npz of radar points")
+    data.add_argument("--data", choices=["synthetic"], help="data made here")
     flags.add_argument(
-        "--max_samples", type=_positive, help="use so many volumes for training, evenly spread, and a quarter as many to validate"
+        "--max_samples", type=count, help="use so many volumes for training, evenly spread, and a quarter as many to validate"
     )
-    flags.add_argument("--grid", type=_positive, nargs=3, default=GRID, metavar=("Z", "Y", "X"), help="voxels along each axis (32 128 128)")
-    flags.add_argument("--num_workers", type=int, default=1)
-    flags.add_argument("--lr", type=float, default=1e-4)
-    flags.add_argument("--seed", type=int, default=0)
+    flags.add_argument("--grid", type=count, nargs=3, default=GRID, metavar=("Z", "Y", "X"), help="voxels along each axis (32 128 128)")
+    flags.add_argument("--num_workers", type=count_or_none, default=1)
+    flags.add_argument("--lr", type=positive, default=1e-4)
+    flags.add_argument("--seed", type=count_or_none, default=0)
     flags.add_argument("--vae_ckpt", metavar="FILE", help="the first stage's checkpoint, for train_ldm and sample")
     flags.add_argument("--ldm_ckpt", metavar="FILE", help="the second stage's checkpoint, for sample")
-    flags.add_argument("--num_samples", type=_positive, default=8)
+    flags.add_argument("--num_samples", type=count, default=8)
     flags.add_argument("--output-dir", type=Path, default=Path("runs/radar_vae"))
     flags.add_argument("--resume", action="store_true", help="go on where the run in --output-dir stopped")
     add_budget_flags(flags)
@@ -209,6 +213,10 @@ def main() -> None:
         {"train_vae": train_vae, "train_ldm": train_ldm, "sample": sample}[args.mode](args, Console(), device)
     except (DataError, memfit.MemfitError) as error:
         flags.exit(getattr(error, "exit_code", 2), f"{error}\n")
+    except (RuntimeError, MemoryError) as error:
+        if not ran_out(error):
+            raise
+        flags.exit(2, "Memory ran out: give a --budget below what is free, or a smaller --batch_size or --grid.\n")
 
 
 if __name__ == "__main__":

@@ -84,6 +84,7 @@ def test_a_fitted_run_learns_the_same(tmp_path: Path) -> None:
     said = run(*flags, "--output-dir", str(tmp_path / "fitted"), "--budget", BUDGET).replace("\n", " ")
     assert "memfit: " in said and "chunk: chunks of 1" in said and "proven" in said
     assert losses(tmp_path / "fitted") == pytest.approx(losses(tmp_path / "none"), rel=1e-5)
+    assert "fitted" in torch.load(tmp_path / "fitted/last.pt", weights_only=True)
 
 
 BUDGET = "900MiB"
@@ -98,6 +99,15 @@ BUDGET = "900MiB"
         (("--data-dir", "/nowhere"), {}, "holds no pictures"),
         (("--data", "synthetic"), {"PIXEL_LOSS_CHUNK_SIZE": "0"}, "PIXEL_LOSS_CHUNK_SIZE is '0'"),
         (("--data", "synthetic"), {"PIXEL_LOSS_ADAPTIVE_CHUNK": "maybe"}, "PIXEL_LOSS_ADAPTIVE_CHUNK is 'maybe'"),
+        (("--data", "synthetic", "--data-dir", "."), {}, "not allowed with"),
+        (("--data", "synthetic", "--lr", "-1"), {}, "--lr: -1 is not a number above 0"),
+        (("--data", "synthetic", "--epochs", "0"), {}, "--epochs: 0 is not a whole number from 1 up"),
+        (("--data", "synthetic", "--batch-size", "-3"), {}, "--batch-size: -3 is not a whole number"),
+        (("--data", "synthetic", "--images", "none"), {}, "--images: none is not a whole number"),
+        (("--data", "synthetic", "--image-size", "16000"), {}, "from 32 to 8192"),
+        (("--data", "synthetic", "--allow", "anything"), {}, "--allow: invalid choice: 'anything'"),
+        (("--data", "synthetic", "--vae", "/nowhere"), {}, "/nowhere is no file"),
+        (("--data", "synthetic", "--images", "100000000000"), {}, "memory ran out"),
     ],
 )
 def test_mistakes_are_told_in_one_message(
@@ -110,6 +120,31 @@ def test_mistakes_are_told_in_one_message(
     with pytest.raises(SystemExit) as ended:
         train.main()
     assert ended.value.code == 2 and words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("flag", "name"), [("--vae", "ae.safetensors"), ("--vae", "ae.pt"), ("--data-dir", "picture.png")])
+def test_a_damaged_file_is_told_by_its_name(flag: str, name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text("neither weights nor a picture")
+    given = tmp_path / name if flag == "--vae" else tmp_path
+    data = ["--data", "synthetic"] if flag == "--vae" else []
+    said = refused(*data, flag, str(given), "--image-size", "32", "--output-dir", str(tmp_path / "run"))
+    assert f"{name} cannot be read" in said and "Traceback" not in said
+
+
+def test_a_damaged_checkpoint_and_a_run_that_is_done(tmp_path: Path) -> None:
+    flags = ("--data", "synthetic", *TINY, "--epochs", "1", "--output-dir", str(tmp_path))
+    run(*flags)
+    assert "Nothing is left to do: 1 epochs are done" in run(*flags, "--resume")
+    (tmp_path / "last.pt").write_text("no checkpoint")
+    assert "last.pt cannot be read: it is damaged" in refused(*flags, "--resume")
+
+
+def refused(*flags: str) -> str:
+    """What the program says on standard error as it ends with exit code 2."""
+    command = [sys.executable, str(REPOSITORY / "recipes/pixel_loss/train.py"), *flags]
+    ended = subprocess.run(command, check=False, capture_output=True, text=True, timeout=600)
+    assert ended.returncode == 2, ended.stderr
+    return ended.stderr
 
 
 class Counting(nn.Module):

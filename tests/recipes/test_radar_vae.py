@@ -7,6 +7,8 @@ import csv
 import re
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,13 +18,16 @@ import torch
 import memfit
 from memfit.capture.simulation import built_without_memory
 from memfit.levers import LEVERS
+from memfit.records import PlannedLever
 from memfit.units import parse_bytes
+from recipes.radar_vae import full_size
 from recipes.radar_vae.codebook import Codebook, EMACodebook
-from recipes.radar_vae.data import DataError, PointWindows, SyntheticVolumes, open_data, voxelise
+from recipes.radar_vae.data import DataError, Grid, PointWindows, SyntheticVolumes, open_data, voxelise
 from recipes.radar_vae.diffusion import LatentUNet, sample_latents
 from recipes.radar_vae.losses import Perceptual3DLoss
 from recipes.radar_vae.model import GRID, latent_shape, make_vae
-from recipes.radar_vae.train_latent_diffusion import main, make_documented_step, make_ldm_step, make_step
+from recipes.radar_vae.stages import loader_of
+from recipes.radar_vae.train_latent_diffusion import corner_of, main, make_documented_step, make_ldm_step, make_step
 
 ROOT = Path(__file__).resolve().parents[2]
 ENTRY = ROOT / "recipes/radar_vae/train_latent_diffusion.py"
@@ -229,6 +234,39 @@ def test_folders_of_voxels(tmp_path):
         open_data("synthetic", None, (4, 9, 8), None)
 
 
+def test_damaged_voxels_are_told_by_their_name_also_out_of_a_loaders_worker(tmp_path):
+    good = SyntheticVolumes(1, (4, 8, 8), seed=0)[0].numpy()
+    np.save(tmp_path / "0.npy", good)
+    np.save(tmp_path / "1.npy", good * np.nan)
+    (tmp_path / "2.npy").write_text("no array")
+    np.save(tmp_path / "3.npy", good[0])
+    np.save(tmp_path / "4.npy", good)
+    train, _ = open_data(None, str(tmp_path), (4, 8, 8), None)
+
+    for number, words in ((1, "numbers that are not finite"), (2, "cannot be read: it is damaged"), (3, r"a volume is \[4, z, y, x\]")):
+        with pytest.raises(DataError, match=f"^{tmp_path}/{number}.npy .*{words}"):
+            train[number]
+    with pytest.raises(DataError) as from_worker:
+        list(loader_of(train, 4, workers=1))
+    assert str(from_worker.value).startswith(f"{tmp_path}/1.npy holds numbers that are not finite")
+
+
+@pytest.mark.parametrize(
+    ("arrays", "words"),
+    [
+        (None, "cannot be read: it is damaged"),
+        ({"train_xyzvi": np.zeros((3, 5))}, "has no train_frame, train_rec"),
+        ({f"{p}_{what}": np.zeros(3) for p in ("train", "test") for what in ("xyzvi", "frame", "rec")}, "needs five finite numbers"),
+    ],
+)
+def test_damaged_radar_points_get_one_message(arrays, words, tmp_path):
+    file = tmp_path / "points.npz"
+    np.savez(file, **arrays) if arrays else file.write_text("no archive")
+
+    with pytest.raises(DataError, match=f"^{file} .*{words}"):
+        open_data(None, str(file), (4, 8, 8), None)
+
+
 @pytest.mark.skipif(not POINTS.exists(), reason="needs the real radar points of RadHAR, which are not part of the repository")
 def test_real_radar_points():
     train, val = open_data(None, str(POINTS), (8, 32, 32), 16)
@@ -291,6 +329,7 @@ def test_fitted_to_a_budget_it_is_the_same_training(tmp_path):
     assert "proven" in fitted.stdout and "nothing to do" not in fitted.stdout
     ours, theirs = (_weights(tmp_path / kind / "vae/last.pt") for kind in ("fitted", "plain"))
     assert max(float((ours[name] - theirs[name]).abs().max()) for name in theirs) < 1e-4
+    assert "fitted" in torch.load(tmp_path / "fitted/vae/last.pt", weights_only=True)
 
 
 @pytest.mark.parametrize(
@@ -298,9 +337,18 @@ def test_fitted_to_a_budget_it_is_the_same_training(tmp_path):
     [
         (["--mode", "train_vae", "--vae_type", "tiny"], "invalid choice: 'tiny'"),
         (["--mode", "train_vae"], "There is no data: name a folder or a file with --dataset_dir"),
-        (["--mode", "train_vae", "--batch_size", "0"], "0 is not a number from 1 up"),
+        (["--mode", "train_vae", "--batch_size", "0"], "0 is not a whole number from 1 up"),
         (["--mode", "train_ldm", "--data", "synthetic"], "--vae_ckpt is missing"),
         ([*VAE, "--resume"], "nothing to resume"),
+        ([*VAE, "--lr", "-1"], "--lr: -1 is not a number above 0"),
+        ([*VAE, "--num_workers", "-1"], "--num_workers: -1 is not a whole number from 0 up"),
+        ([*VAE, "--vae_epochs", "0"], "--vae_epochs: 0 is not a whole number from 1 up"),
+        ([*VAE, "--seed", "-1"], "--seed: -1 is not a whole number"),
+        ([*VAE, "--grid", "4", "16", "0"], "--grid: 0 is not a whole number"),
+        ([*VAE, "--dataset_dir", "."], "not allowed with"),
+        ([*VAE, "--budget", "5XB"], "'5XB' is not an amount of memory"),
+        ([*VAE, "--allow", "anything"], "--allow: invalid choice: 'anything'"),
+        ([*VAE, "--grid", "40000", "40000", "40000"], "Memory ran out"),
     ],
 )
 def test_mistakes_get_one_message(flags, words, tmp_path, monkeypatch, capsys):
@@ -310,6 +358,55 @@ def test_mistakes_get_one_message(flags, words, tmp_path, monkeypatch, capsys):
         main()
 
     assert stopped.value.code == 2 and words in capsys.readouterr().err
+
+
+def test_a_damaged_checkpoint_gets_one_message(tmp_path, monkeypatch, capsys):
+    damaged = tmp_path / "vae/last.pt"
+    damaged.parent.mkdir()
+    damaged.write_text("no checkpoint")
+    for flags in ([*VAE, "--resume", "--output-dir", tmp_path], ["--mode", "train_ldm", "--vae_ckpt", damaged]):
+        monkeypatch.setattr(sys, "argv", [str(ENTRY), *map(str, flags)])
+
+        with pytest.raises(SystemExit) as stopped:
+            main()
+
+        assert stopped.value.code == 2 and f"{damaged} cannot be read: it is damaged" in capsys.readouterr().err
+
+
+@pytest.fixture
+def one_at_a_time(monkeypatch) -> Callable[[Grid, str], tuple[memfit.Step, memfit.Plan]]:
+    """The full size's program on a small type; a batch of 8, and a plan of nothing but micro-batches of one that claims an exactness."""
+    monkeypatch.setattr(full_size, "make_step", lambda _, batch, grid: make_step("ultra_lightweight", batch, grid))
+
+    def make(grid: Grid, exactness: str) -> tuple[memfit.Step, memfit.Plan]:
+        step = full_size.make_step("standard", 8, grid)
+        option = LEVERS["microbatch"].options(memfit.profile(step, simulate=True, device="cuda"))[-1]
+        row = PlannedLever(option.lever, option.name, exactness, settings=option.settings)
+        return step, replace(memfit.plan(step, "64GiB"), levers=(row,), exactness=exactness)
+
+    return make
+
+
+def test_the_full_sizes_program_in_small_fits_runs_and_proves_on_corners(one_at_a_time):
+    grid = (8, 64, 64)
+    step, plan = one_at_a_time(grid, "reordered")
+    sizes = [replace(step, batch=batch) for batch in (step.batch[:2], corner_of(step.batch))]
+    two, corners = (memfit.profile(it, simulate=True).process_high_bytes for it in sizes)
+    plan = replace(plan, budget_bytes=(two + corners) // 2)  # where not even two whole samples of the original fit
+
+    verdict = full_size.proven(plan, grid)
+    one, fitted = full_size.ran(1, 1, grid=grid), full_size.ran(8, 2, plan, grid)
+    rows = full_size.rows_of(memfit.profile(step, simulate=True), [plan], one, [fitted], [verdict])
+
+    assert verdict == "reordered, proven on corners of 2×16×16"
+    assert fitted.peak_bytes < 1.2 * one.peak_bytes and fitted.samples == 2  # the batch, and gradients that are added, are what is more
+    assert {len(row) for row in rows} == {len(full_size.HEADER)} and rows[2][0].startswith("memfit, batch 8, 2 of its samples run")
+
+
+def test_a_plan_that_claims_too_much_is_not_proven(one_at_a_time):
+    _, plan = one_at_a_time((4, 16, 16), "bitwise")
+
+    assert full_size.proven(plan, (4, 16, 16)) == "bitwise, not the same training"
 
 
 def test_launch_script_needs_its_word():
