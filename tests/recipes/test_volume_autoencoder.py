@@ -23,6 +23,8 @@ from monai.losses import PatchAdversarialLoss
 import memfit
 from memfit.applying import apply_plan
 from memfit.levers import LEVERS
+from memfit.records import Option
+from recipes.kit.budget import Original
 from recipes.volume_autoencoder.config import Config, changed, load_config
 from recipes.volume_autoencoder.data import DataError, loader_of, read, resized, sources_in, synthetic
 from recipes.volume_autoencoder.model import Losses, _least_squares, build_models, build_step, generator_terms
@@ -235,27 +237,50 @@ def test_a_finished_run_has_nothing_left_to_do(tmp_path: Path, capsys: pytest.Ca
     assert "Nothing is left to do: 1 epochs are done, and --epochs is 1." in capsys.readouterr().out
 
 
+def test_altered_training_is_planned_on_request() -> None:
+    """Half the resolution, where nothing else is allowed to help."""
+    config = tiny_config(**ONE_VARIANT, voxel_size=[32, 32, 32])
+    step = made_up(config, variants={name: partial(made_up, other) for name, other in altered(config).items()})
+    plain, half = (memfit.profile(it, simulate=True) for it in (step, *(build() for build in step.variants.values())))
+    budget = half.process_high_bytes + (plain.process_high_bytes - half.process_high_bytes) // 2
+    plan = memfit.plan(step, budget, allow="altered", levers={"architecture": LEVERS["architecture"]})
+    assert [(lever.name, lever.option, lever.exactness) for lever in plan.levers] == [
+        ("architecture", "half the resolution in plane", "altered")
+    ]
+    assert plan.levers[0].saves_bytes == plain.peak_bytes - half.peak_bytes > 0
+
+
 @pytest.mark.parametrize("mixed_precision", [False, True])
-def test_an_altered_training_is_planned_saved_and_resumed(
+def test_an_altered_training_is_saved_and_resumed(
     mixed_precision: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Half the resolution: the checkpoint is the variant's, and pictures and batches have its size."""
-    only(monkeypatch, "architecture")
-    config = written(tmp_path, **ONE_VARIANT, device__mixed_precision=mixed_precision, voxel_size=[48, 48, 48])
-    command = ["--config", config, "--output-dir", tmp_path / "run", "--allow", "altered"]
-    sizes = [
-        memfit.profile(made_up(it), simulate=True).process_high_bytes
-        for it in (load_config(config), *altered(load_config(config)).values())
-    ]
-    command += ["--budget", sizes[1] + (sizes[0] - sizes[1]) // 2]
+    """What is trained, drawn and saved is the variant, at its size; the configured models never train."""
+    seen: list[tuple[int, ...]] = []
+
+    def altered_call(step: memfit.Step, *more: Any) -> Original:
+        LEVERS["architecture"].apply(step, Option("architecture", NARROW, "altered", {"variant": NARROW}))
+        step.models["autoencoder"].register_forward_hook(lambda module, given, made: seen.append(tuple(given[0].shape)))
+        return Original(step)
+
+    monkeypatch.setattr("recipes.volume_autoencoder.train_autoencoder.training_call", altered_call)
+    monkeypatch.setattr("recipes.volume_autoencoder.train_autoencoder.altered", lambda config: {NARROW: narrow_and_small(config)})
+    config = written(tmp_path, **ONE_PART, device__mixed_precision=mixed_precision)
+    command = ["--config", config, "--output-dir", tmp_path / "run"]
     run_here(monkeypatch, *command, "--epochs", 1)
-    assert "memfit: architecture: half the resolution in plane" in capsys.readouterr().out
     saved = torch.load(tmp_path / "run" / "last.pt")
-    assert ("guard" in saved["fitted"]) == mixed_precision
+    assert set(seen) == {(2, 1, 12, 12, 24)} and saved["autoencoder"]["encoder.blocks.0.conv.weight"].shape[0] == 4
     assert int(saved["optimizer"]["state"][0]["step"]) == 4  # of 8 volumes, two at a time
+    assert ("guard" in saved["fitted"]) == mixed_precision
     run_here(monkeypatch, *command, "--epochs", 2, "--resume")
     again = torch.load(tmp_path / "run" / "last.pt")
     assert int(again["optimizer"]["state"][0]["step"]) == 8 and not same(saved["autoencoder"], again["autoencoder"])
+
+
+NARROW = "narrow and small"
+
+
+def narrow_and_small(config: Config) -> Config:
+    return changed(config, num_channels=(4, 8), voxel_size=(12, 12, 24))
 
 
 def test_variants_are_the_guides_rungs() -> None:
