@@ -82,7 +82,7 @@ def load_config(path: Path) -> Config:
         content = yaml.safe_load(path.read_text())
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}. Give a YAML file, as in --config configs/default.yaml.") from None
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
     try:
         return checked(_section(Config, {} if content is None else content, ""))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,18 +41,30 @@ class Volume(Transform):
 def read(path: Path) -> torch.Tensor:
     """One volume as [X, Y, Z]. Of an npz the array `t1` is taken, or the only one with three dimensions."""
     try:
-        if path.suffix == ".npz":
-            array = _array_in(np.load(path), path)
-        elif path.suffix == ".npy":
-            array = np.load(path)
-        else:
-            array = np.asarray(nibabel.nifti1.Nifti1Image.from_filename(path).dataobj)
-    except (OSError, ValueError, nibabel.filebasedimages.ImageFileError, nibabel.wrapstruct.WrapStructError) as error:
-        raise DataError(f"{path} cannot be read as a volume: {error}") from None
-    array = np.squeeze(array)
-    if array.ndim != 3:
-        raise DataError(f"{path} has {array.ndim} dimensions {array.shape}: a volume has three.")
-    return torch.from_numpy(array.astype(np.float32))
+        array = np.squeeze(_loaded(path)).astype(np.float32)
+    except DataError:
+        raise
+    except Exception as error:  # each format has its own ways of being damaged
+        raise DataError(f"{path} cannot be read as a volume: {' '.join(str(error).split()) or type(error).__name__}") from None
+    if array.ndim != 3 or not array.size:
+        raise DataError(f"{path} has {array.ndim} dimensions {array.shape}: a volume has three, and something in it.")
+    if not np.isfinite(array).all():
+        raise DataError(f"{path} holds values that are not finite: mend it, or take it out of --data-dir.")
+    return torch.from_numpy(array)
+
+
+def _loaded(path: Path) -> Any:
+    if path.suffix == ".npz":
+        return _array_in(np.load(path), path)
+    if path.suffix == ".npy":
+        return np.load(path)
+    return np.asarray(nibabel.nifti1.Nifti1Image.from_filename(path).dataobj)
+
+
+def told_by_data(error: BaseException) -> str | None:
+    """What a DataError said that monai or a loader's worker has wrapped into an error of their own."""
+    told = re.findall(r"DataError: (.*)", "".join(traceback.format_exception(error)))
+    return str(told[-1]) if told else None
 
 
 def _array_in(arrays: Any, path: Path) -> Any:
@@ -66,6 +81,11 @@ def resized(volume: torch.Tensor, size: tuple[int, ...]) -> torch.Tensor:
     low, high = values[int(len(values) * 0.005)], values[int(len(values) * 0.995)]
     scaled = ((volume - low) / (high - low).clamp_min(1e-6)).clamp(0, 1)
     return F.interpolate(scaled[None, None], size, mode="trilinear", align_corners=False)[0]
+
+
+def sized(batch: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
+    """Volumes at another resolution; as they are where they have it."""
+    return batch if batch.shape[2:] == torch.Size(size) else F.interpolate(batch, list(size), mode="trilinear")
 
 
 def synthetic(number: int, size: tuple[int, ...]) -> torch.Tensor:

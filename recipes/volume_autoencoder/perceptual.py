@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from pathlib import Path
 
 import torch
@@ -65,8 +64,9 @@ class SlicePerceptualLoss(nn.Module):
         try:
             state = torch.load(path, weights_only=True)
             self.features.load_state_dict({k.removeprefix("features."): v for k, v in state.items() if k.startswith("features.")})
-        except (OSError, RuntimeError, AttributeError, pickle.UnpicklingError) as error:
-            raise WeightsError(f"{path} is not torchvision's squeezenet1_1: {str(error).splitlines()[0]}") from None
+        except Exception as error:  # a damaged file may be anything to the unpickler
+            why = (str(error) or type(error).__name__).splitlines()[0]
+            raise WeightsError(f"{path} is not torchvision's squeezenet1_1: {why}") from None
 
     def forward(self, volume: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         """A scalar: the mean over the slices of each axis, summed over the axes."""

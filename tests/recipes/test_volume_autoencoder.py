@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,14 @@ from monai.losses import PatchAdversarialLoss
 import memfit
 from memfit.fitting.applying import apply_plan
 from memfit.levers import LEVERS
-from recipes.volume_autoencoder.config import Config, load_config
+from memfit.records import Option
+from recipes.kit.budget import Original
+from recipes.volume_autoencoder.config import Config, changed, load_config
 from recipes.volume_autoencoder.data import DataError, loader_of, read, resized, sources_in, synthetic
 from recipes.volume_autoencoder.model import Losses, _least_squares, build_models, build_step, generator_terms
 from recipes.volume_autoencoder.perceptual import SlicePerceptualLoss
-from recipes.volume_autoencoder.train_autoencoder import CONFIGS, main, step_of, with_precision
+from recipes.volume_autoencoder.train_autoencoder import CONFIGS, made_up, main, step_of, with_precision
+from recipes.volume_autoencoder.variants import altered
 
 ROOT = Path(__file__).parents[2]
 BRAINS = ROOT.parent / "shared" / "data"
@@ -140,6 +144,7 @@ def test_a_budget_fits_the_same_training(tmp_path: Path, monkeypatch: pytest.Mon
         ({"voxel_size": [24, 24, 25]}, "25 does not work"),
         ({"voxel_size": [24, 24, 16]}, "16 does not work, the perceptual loss needs 17 or more. Write 18 there."),
         ({"data__cache_rate": 2}, "data.cache_rate is a share between 0 and 1"),
+        ({"voxel_size": "é".encode("latin-1")}, "voxel_size is b'\\xe9': write a list of whole numbers"),
     ],
 )  # fmt: skip
 def test_a_wrong_config_is_one_message_and_exit_code_2(
@@ -157,9 +162,12 @@ def test_a_wrong_config_is_one_message_and_exit_code_2(
         (["--config", "nowhere.yaml"], "nowhere.yaml cannot be read: No such file"),
         ([], "the following arguments are required: --config"),
         (["--config", "CONFIG", "--data-dir", "nowhere"], "nowhere is not a directory"),
-        (["--config", "CONFIG", "--data-dir", "x", "--data", "synthetic"], "exclude each other"),
+        (["--config", "CONFIG", "--data-dir", "x", "--data", "synthetic"], "not allowed with argument --data-dir"),
         (["--config", "CONFIG", "--perceptual-weights", "nowhere.pth"], "nowhere.pth"),
         (["--config", "CONFIG", "--resume"], "There is nothing to resume"),
+        (["--config", "CONFIG", "--lr", "-1"], "argument --lr: -1 is not a number above 0"),
+        (["--config", "CONFIG", "--epochs", "0"], "argument --epochs: 0 is not a whole number from 1 up"),
+        (["--config", "CONFIG", "--budget", "some"], "'some' is not an amount of memory above zero"),
     ],
 )
 def test_wrong_flags_are_told(
@@ -169,6 +177,122 @@ def test_wrong_flags_are_told(
     with pytest.raises(SystemExit) as ended:
         run_here(monkeypatch, *arguments, "--output-dir", tmp_path / "run")
     assert ended.value.code == 2 and told in capsys.readouterr().err
+
+
+def ended(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: Any) -> tuple[Any, str]:
+    """How a run that must not succeed ends: its exit code, and the one message."""
+    with pytest.raises(SystemExit) as stopped:
+        run_here(monkeypatch, *arguments)
+    return stopped.value.code, capsys.readouterr().err
+
+
+@pytest.mark.parametrize("cache_rate", [0, 1.0])
+def test_a_damaged_volume_is_one_message(
+    cache_rate: float, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """monai wraps what a transform raises, whether it caches or not."""
+    (tmp_path / "volumes").mkdir()
+    (tmp_path / "volumes" / "a.npz").write_bytes(b"PK no archive")
+    config = written(tmp_path, data__cache_rate=cache_rate)
+    code, told = ended(monkeypatch, capsys, "--config", config, "--data-dir", tmp_path / "volumes", "--output-dir", tmp_path / "run")
+    assert code == 2 and "a.npz cannot be read as a volume: " in told and told.count("\n") == 1
+
+
+def test_a_damaged_checkpoint_or_file_of_weights_is_one_message(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = ["--config", written(tmp_path, **ONE_PART), "--output-dir", tmp_path]
+    (tmp_path / "last.pt").write_bytes(b"PK no checkpoint")
+    code, told = ended(monkeypatch, capsys, *command, "--resume")
+    assert code == 2 and "last.pt cannot be read: it is damaged" in told
+    code, told = ended(monkeypatch, capsys, *command, "--perceptual-weights", tmp_path / "last.pt")
+    assert code == 2 and "--perceptual-weights needs autoencoder.training.use_perceptual_loss: true" in told
+    written(tmp_path)
+    code, told = ended(monkeypatch, capsys, *command, "--perceptual-weights", tmp_path / "last.pt")
+    assert code == 2 and "last.pt is not torchvision's squeezenet1_1" in told and told.count("\n") == 1
+
+
+ONE_VARIANT = {**ONE_PART, "autoencoder__num_channels": [1, 8], "autoencoder__norm_num_groups": 1}  # no fewer channels are possible
+
+
+def only(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+    """Fit with few levers, so that planning takes seconds."""
+    monkeypatch.setattr(memfit, "fit", partial(memfit.fit, levers={name: LEVERS[name] for name in names}))
+
+
+def test_a_budget_that_nothing_fits_is_an_honest_no(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    only(monkeypatch)
+    command = ["--config", written(tmp_path, **ONE_VARIANT), "--output-dir", tmp_path / "run", "--budget", "100MiB"]
+    code, told = ended(monkeypatch, capsys, *command)
+    assert code == 1 and told.startswith("This step does not fit 100 MiB")
+    assert re.search(r"the variant 'half the resolution in plane', as it is: [\d.]+ MiB \(another training\)", told)
+
+
+def test_a_finished_run_has_nothing_left_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    command = ["--config", written(tmp_path, **ONE_PART), "--output-dir", tmp_path / "run", "--epochs", 1]
+    run_here(monkeypatch, *command)
+    run_here(monkeypatch, *command, "--resume")
+    assert "Nothing is left to do: 1 epochs are done, and --epochs is 1." in capsys.readouterr().out
+
+
+def test_altered_training_is_planned_on_request() -> None:
+    """Half the resolution, where nothing else is allowed to help."""
+    config = tiny_config(**ONE_VARIANT, voxel_size=[32, 32, 32])
+    step = made_up(config, variants={name: partial(made_up, other) for name, other in altered(config).items()})
+    plain, half = (memfit.profile(it, simulate=True) for it in (step, *(build() for build in step.variants.values())))
+    budget = half.process_high_bytes + (plain.process_high_bytes - half.process_high_bytes) // 2
+    plan = memfit.plan(step, budget, allow="altered", levers={"architecture": LEVERS["architecture"]})
+    assert [(lever.name, lever.option, lever.exactness) for lever in plan.levers] == [
+        ("architecture", "half the resolution in plane", "altered")
+    ]
+    assert plan.levers[0].saves_bytes == plain.peak_bytes - half.peak_bytes > 0
+
+
+@pytest.mark.parametrize("mixed_precision", [False, True])
+def test_an_altered_training_is_saved_and_resumed(
+    mixed_precision: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is trained, drawn and saved is the variant, at its size; the configured models never train."""
+    seen: list[tuple[int, ...]] = []
+
+    def altered_call(step: memfit.Step, *more: Any) -> Original:
+        LEVERS["architecture"].apply(step, Option("architecture", NARROW, "altered", {"variant": NARROW}))
+        step.models["autoencoder"].register_forward_hook(lambda module, given, made: seen.append(tuple(given[0].shape)))
+        return Original(step)
+
+    monkeypatch.setattr("recipes.volume_autoencoder.train_autoencoder.training_call", altered_call)
+    monkeypatch.setattr("recipes.volume_autoencoder.train_autoencoder.altered", lambda config: {NARROW: narrow_and_small(config)})
+    config = written(tmp_path, **ONE_PART, device__mixed_precision=mixed_precision)
+    command = ["--config", config, "--output-dir", tmp_path / "run"]
+    run_here(monkeypatch, *command, "--epochs", 1)
+    saved = torch.load(tmp_path / "run" / "last.pt")
+    assert set(seen) == {(2, 1, 12, 12, 24)} and saved["autoencoder"]["encoder.blocks.0.conv.weight"].shape[0] == 4
+    assert int(saved["optimizer"]["state"][0]["step"]) == 4  # of 8 volumes, two at a time
+    assert ("guard" in saved["fitted"]) == mixed_precision
+    run_here(monkeypatch, *command, "--epochs", 2, "--resume")
+    again = torch.load(tmp_path / "run" / "last.pt")
+    assert int(again["optimizer"]["state"][0]["step"]) == 8 and not same(saved["autoencoder"], again["autoencoder"])
+
+
+NARROW = "narrow and small"
+
+
+def narrow_and_small(config: Config) -> Config:
+    return changed(config, num_channels=(4, 8), voxel_size=(12, 12, 24))
+
+
+def test_variants_are_the_guides_rungs() -> None:
+    """Fewer channels are the documented ones; what changes nothing, or makes volumes too small for the discriminator, is no variant."""
+    default = load_config(CONFIGS / "default.yaml")
+    found = altered(default)
+    assert list(found) == ["no perceptual loss", "channels [16, 32, 64]", "half the resolution in plane"]
+    narrow = found["channels [16, 32, 64]"].autoencoder
+    assert (narrow.num_channels, narrow.norm_num_groups) == ((16, 32, 64), 8)
+    assert found["half the resolution in plane"].voxel_size == (32, 32, 64)
+    assert list(altered(load_config(CONFIGS / "preset_a.yaml"))) == ["channels [8, 16, 64]", "half the resolution in plane"]
+    assert "half the resolution in plane" not in altered(changed(default, voxel_size=(24, 24, 24)))
 
 
 @pytest.mark.parametrize("name", ["default", "preset_a", "preset_b", "preset_c"])

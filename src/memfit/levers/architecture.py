@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
+from typing import Any
 
 from memfit.errors import MemfitError
 from memfit.levers.lever import CannotApply
@@ -11,9 +12,10 @@ from memfit.levers.reading import is_word, reader
 from memfit.levers.undo import Undo
 from memfit.records import Ledger, Option
 from memfit.step import Step
+from memfit.step.running import Running
 from memfit.users_code import users_code
 
-_STAYS = ("running", "variants")
+_STAYS = ("variants",)
 read_settings = reader({"variant": is_word})
 
 
@@ -50,15 +52,21 @@ class ArchitectureLever:
         if name not in step.variants:
             known = ", ".join(map(repr, step.variants)) or "none"
             raise CannotApply(f"This step has no variant {name!r} (it has: {known}): give it as Step(…, variants={{name: factory}}).")
-        if step.running != type(step.running)():
-            raise CannotApply(f"{name!r} is another model, and other levers are on the present one: put this lever on first.")
         with users_code(f"its variant {name!r}"):
             variant = step.variants[name]()
         if not isinstance(variant, Step):
             raise CannotApply(f"The factory of variant {name!r} returned a {type(variant).__name__}: let it return a Step.")
+        if _in_use(step.running) != _in_use(variant.running):
+            raise CannotApply(f"{name!r} is another model, and other levers are on the present one: put this lever on first.")
         with Undo.or_nothing() as undo:
             for field in fields(Step):
                 if field.name not in _STAYS:
                     undo.then(object.__setattr__, step, field.name, getattr(step, field.name))
                     object.__setattr__(step, field.name, getattr(variant, field.name))  # frozen for users; people hold this very object
         return undo
+
+
+def _in_use(running: Running) -> dict[str, Any]:
+    """How much is on a step: a program may put mixed precision on by itself, on the step and on its variants alike."""
+    used = {f.name: getattr(running, f.name) for f in fields(running) if f.compare}
+    return {name: len(value) if isinstance(value, list) else True for name, value in used.items() if value}

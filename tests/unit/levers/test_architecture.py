@@ -8,9 +8,10 @@ from torch import nn
 
 from lever_law import differences, made, simulated, state_after
 from memfit import MemfitError, Step, StepError
+from memfit.fitting.applying import apply_levers
 from memfit.levers import LEVERS, CannotApply
 from memfit.levers.architecture import ArchitectureLever
-from memfit.records import Option
+from memfit.records import Option, PlannedLever
 
 
 def of_width(width: int, **more: object) -> Step:
@@ -58,6 +59,25 @@ def test_the_training_is_another() -> None:
     step = made(with_variants)
     ArchitectureLever().apply(step, Option("architecture", "half", "altered", {"variant": "half"}))
     assert differences(state_after(made(with_variants)), state_after(step))
+
+
+def test_levers_that_the_program_puts_on_step_and_variant_alike_are_the_variants_own() -> None:
+    """Mixed precision, as a program switches it on: its guard watches the model that is trained."""
+
+    def halved(width: int, **more: object) -> Step:
+        step = of_width(width, **more)
+        apply_levers(step, [PlannedLever("precision", "bfloat16 autocast", "rounded", settings={"dtype": "bfloat16"})])
+        return step
+
+    step = made(lambda: halved(128, variants={"half": lambda: halved(64), "full precision": lambda: of_width(64)}))
+    before = step.running
+    lever = sized(step)
+    option, _ = sorted(lever.options(simulated(step)), key=lambda option: option.name != "half")
+    with lever.apply(step, option):
+        assert step.running.guard is not None and step.running is not before
+        assert simulated(step).peak_bytes == lever.rewrite(simulated(step), option).peak_bytes
+    assert step.running is before
+    assert refusal(step, "full precision").startswith("'full precision' is another model, and other levers are on the present one")
 
 
 def refusal(step: Step, name: str) -> str:
