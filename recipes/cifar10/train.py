@@ -112,6 +112,8 @@ class Training:
         screen.model_begins(self.name, count, str(device()), batch, steps, self.done)
         needed = chosen.budget != "none" and self.done < chosen.epochs
         fitted = training_call(self.step(), chosen.budget, chosen.allow, console) if needed else None
+        if fitted:
+            self.folder.add("fitted", fitted)
         tracemalloc.start()  # after the planning, which it would slow down
         every = 10 if fitted else 10 * steps
         for epoch in range(self.done, chosen.epochs):

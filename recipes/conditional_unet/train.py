@@ -139,6 +139,7 @@ def _train(args: argparse.Namespace, images: Images, step: memfit.Step, folder: 
     if done >= args.epochs:
         return
     train = training_call(step, args.budget, args.allow, console)
+    folder.add("fitted", train)
     for epoch in range(done, args.epochs):
         started, losses, order = time.perf_counter(), [], torch.randperm(images.training)
         with bar(console, f"epoch {epoch + 1}/{args.epochs}", -(-images.training // args.batch_size)) as advance:

@@ -25,8 +25,11 @@ class RunFolder:
     """`log.csv`, `last.pt` and PNG pictures in one directory."""
 
     def __init__(self, path: Path, parts: dict[str, Stateful], resume: bool = False) -> None:
-        self.path, self.parts = path, parts
-        path.mkdir(parents=True, exist_ok=True)
+        self.path, self.parts, self._unclaimed = path, dict(parts), dict[str, Any]()
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            _refuse(f"{path} cannot be a run's folder ({error.strerror}): name another --output-dir.")
         self._log = path / "log.csv"
         if not resume:
             self._log.unlink(missing_ok=True)
@@ -53,14 +56,40 @@ class RunFolder:
         path = self.path / name
         if not path.exists():
             _refuse(f"There is nothing to resume: {path} does not exist. Leave out --resume, or name the run's folder.")
-        state = torch.load(path, weights_only=True)
-        missing = [part for part in self.parts if part not in state]
+        state = _read(path)
+        missing = [part for part in ("epoch", "random", *self.parts) if part not in state]
         if missing:
             _refuse(f"{path} has no {', '.join(missing)}: it was saved by another kind of run.")
         for part, it in self.parts.items():
-            it.load_state_dict(state[part])
+            try:
+                it.load_state_dict(state[part])
+            except (RuntimeError, ValueError, KeyError, TypeError) as error:
+                _refuse(f"{path} was saved by a run with other flags; its {part} does not fit this one: {_shortened(error)}")
         torch.set_rng_state(state["random"])
+        self._unclaimed = {name: it for name, it in state.items() if name not in self.parts}
         return int(state["epoch"])
+
+    def add(self, name: str, part: Stateful) -> None:
+        """A part that is made when the others are resumed. It goes on where both it and its last state have something to remember.
+
+        So a checkpoint made without it resumes, and so does one of a run that was fitted in another way.
+        """
+        self.parts[name] = part
+        if (state := self._unclaimed.pop(name, None)) and part.state_dict():
+            part.load_state_dict(state)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        state = torch.load(path, weights_only=True)
+    except Exception:  # a damaged file may be anything to the unpickler, whose own advice is for other cases
+        _refuse(f"{path} cannot be read: it is damaged, or no checkpoint. Without --resume, training begins anew.")
+    return state if isinstance(state, dict) else {}
+
+
+def _shortened(error: Exception) -> str:
+    words = str(error).split()
+    return " ".join(words[:30]) + (" …" if len(words) > 30 else "")
 
 
 def _refuse(message: str) -> NoReturn:
