@@ -10,6 +10,7 @@ from typing import Any
 from rich.console import Console
 
 import memfit
+from memfit.records import EXACTNESS
 from memfit.units import format_bytes
 
 Train = Callable[[Any], float | dict[str, float]]
@@ -40,7 +41,7 @@ class Original:
 def add_budget_flags(parser: argparse.ArgumentParser) -> None:
     """`--budget` and `--allow`, alike in every recipe."""
     parser.add_argument("--budget", default="none", help="what the process may take, as in 4GiB; none is the original training (default)")
-    parser.add_argument("--allow", default="reordered", help="the loosest exactness memfit may use: bitwise, reordered, rounded, altered")
+    parser.add_argument("--allow", choices=EXACTNESS, default="reordered", help="the loosest exactness memfit may use")
 
 
 def training_call(step: memfit.Step, budget: str, allow: str, console: Console, smaller_batch: Any = None) -> Original | memfit.Fitted:
