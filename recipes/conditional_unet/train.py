@@ -25,7 +25,7 @@ import memfit
 from memfit.units import format_bytes
 from recipes.conditional_unet.conditioning import METHODS, PRESETS, OptimizationConfig
 from recipes.conditional_unet.data import Images, load, synthetic
-from recipes.conditional_unet.diffusion import TIMES, denoising_loss, sample
+from recipes.conditional_unet.diffusion import TIMES, sample, validation_loss
 from recipes.conditional_unet.model import Sizes
 from recipes.conditional_unet.steps import GUIDED_DIFFUSION, build_step, get_optimal_batch_size, step_of
 from recipes.kit.budget import add_budget_flags, training_call
@@ -165,24 +165,14 @@ def _train(args: argparse.Namespace, images: Images, step: memfit.Step, folder: 
                 assert isinstance(loss, float)
                 losses.append(loss * len(batch["y"]))
                 advance(f"loss {loss:.4f}")
-        row: dict[str, Any] = {"epoch": epoch + 1, "loss": sum(losses) / images.training, "validation": validation_loss(args, images, step)}
+        validation = validation_loss(step.models[""], images, args.batch_size, args.threshold)
+        row: dict[str, Any] = {"epoch": epoch + 1, "loss": sum(losses) / images.training, "validation": validation}
         folder.log(**row, seconds=round(time.perf_counter() - started, 1), memory_bytes=tree_bytes())
         folder.save(epoch + 1)
         console.print(
-            f"epoch {epoch + 1}/{args.epochs}: loss {row['loss']:.4f}, validation {row['validation']:.4f}, "
+            f"epoch {epoch + 1}/{args.epochs}: loss {row['loss']:.4f}, validation {validation:.4f}, "
             f"{time.perf_counter() - started:.1f} s, {format_bytes(tree_bytes())}"
         )
-
-
-@torch.no_grad()
-def validation_loss(args: argparse.Namespace, images: Images, step: memfit.Step) -> float:
-    """Over at most 512 held-out pictures, with the same times, noise and dropped classes every time."""
-    loss, total, chosen = denoising_loss(args.threshold), 0.0, torch.arange(images.training, len(images.x))[:512]
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        for batch in images.batches(args.batch_size, chosen):
-            total += float(loss(step.models[""], batch)) * len(batch["y"])  # type: ignore[arg-type]
-    return total / len(chosen)
 
 
 def _draw(args: argparse.Namespace, images: Images, step: memfit.Step, folder: Path) -> Path:

@@ -23,6 +23,7 @@ from memfit.levers import LEVERS, CannotApply
 from memfit.ops.random_samples import draws_random_numbers
 from memfit.records import Option
 from recipes.cifar10 import data, model, screen, train, training
+from recipes.cifar10.curves import make_documented_step
 
 ROOT = Path(__file__).resolve().parents[2]
 SHARED = ROOT.parent / "shared" / "data"
@@ -213,6 +214,16 @@ def test_the_documented_loop_throws_its_last_micro_batches_away() -> None:
     whole, without, more = _documented(batches, 2), _documented(batches[:4], 2), _documented([*batches, _pictures(2)], 2)
     assert all(map(torch.equal, whole, without))
     assert not all(map(torch.equal, more, without))
+
+
+def test_the_documented_update_as_a_step_is_the_documented_loop_s() -> None:
+    """Also on a batch of another size, as the largest batch is asked for."""
+    step = make_documented_step("baseline")
+    for size in (128, 64):
+        x, y = torch.arange(size), torch.arange(size) % 10
+        parts = list(step.running.parts("", (x, y)))
+        assert [(len(part.batch[0]), part.share) for part in parts] == [(size // 8, 1 / 8)] * 8
+        assert all(torch.equal(torch.cat([part.batch[n] for part in parts]), whole) for n, whole in enumerate((x, y)))
 
 
 def test_cleaning_up_changes_no_bit() -> None:
