@@ -101,7 +101,7 @@ def measured_once(several: list[Way]) -> dict[str, list[str]]:
         print(f"{way.name}: one step", flush=True)
         peak, process, seconds = apart(first_step, way.settings)
         share, slower = peak / original[0], seconds / original[2]
-        cells[way.name] = [f"first step: {format_bytes(peak)} ({share:.2f})", format_bytes(process), f"{slower:.2g}"]
+        cells[way.name] = [f"first step: {format_bytes(peak)} ({share:.2f})", format_bytes(process), f"{slower:.2f}"]
     return cells
 
 
