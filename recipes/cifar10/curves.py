@@ -22,10 +22,10 @@ INTO_THE_SECOND = 10  # updates of the second epoch, where the update that the f
 
 
 def make_documented_step(name: str) -> memfit.Step:
-    """Eight micro-batches of 16, each divided by 8: the documented loop's update, in a form that can be measured beside the others."""
+    """Eight micro-batches, each divided by 8: the documented loop's update, in a form that can be measured beside the others."""
     step = make_step(name, BATCH)
     step.running.split = lambda _phase, batch: [
-        Part((batch[0][start : start + MICRO], batch[1][start : start + MICRO]), 1 / STEPS) for start in range(0, BATCH, MICRO)
+        Part((x, y), 1 / STEPS) for x, y in zip(batch[0].chunk(STEPS), batch[1].chunk(STEPS), strict=True)
     ]
     return step
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import io
 import pickle
 import tarfile
-import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,7 @@ import torch
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, RandomSampler
 
-TEST_BATCH = 32
+CLASSES, TEST_BATCH = 10, 32
 _PAD = 4
 _MEAN, _DEVIATION = torch.tensor([125.3, 123.0, 113.9]).view(3, 1, 1), torch.tensor([63.0, 62.1, 66.7]).view(3, 1, 1)
 _ARCHIVE, _FOLDER = "cifar-10-python.tar.gz", "cifar-10-batches-py"
@@ -44,6 +43,14 @@ class Images:
 
 def load(directory: Path) -> Images:
     """The first of the known forms that the directory has; the npz or the archive itself may be named, too."""
+    images = _load(directory)
+    for pictures, labels in ((images.train, images.train_labels), (images.test, images.test_labels)):
+        if not len(pictures) or len(labels) != len(pictures) or not 0 <= int(labels.min()) <= int(labels.max()) < CLASSES:
+            raise DataError(f"{images.origin} has {len(pictures)} pictures with {len(labels)} labels, and needs one of 0 to 9 for each.")
+    return images
+
+
+def _load(directory: Path) -> Images:
     if directory.is_file():
         return _from_file(directory)
     if not directory.is_dir():
@@ -90,7 +97,7 @@ def _from_batches(read: Callable[[str], bytes], origin: str) -> Images:
             batches = [_Harmless(io.BytesIO(read(name)), encoding="bytes").load() for name in names]
             pixels = np.concatenate([np.asarray(batch[b"data"], np.uint8) for batch in batches]).reshape(-1, 3, 32, 32)
             labels = np.concatenate([np.asarray(batch[b"labels"], np.int64) for batch in batches])
-        except (OSError, pickle.UnpicklingError, KeyError, ValueError, TypeError) as error:
+        except Exception as error:  # whatever pickle and numpy make of a damaged file
             raise DataError(f"{origin} is not CIFAR-10's Python version ({error}): download {_ARCHIVE} again.") from error
         parts += [torch.from_numpy(pixels), torch.from_numpy(labels)]
     return Images(parts[0], parts[1], parts[2], parts[3], origin)
@@ -111,12 +118,12 @@ def _from_npz(path: Path) -> Images | None:
             if not {"x_train", "y_train", "x_test", "y_test"} <= set(file.files):
                 return None
             arrays = [torch.from_numpy(file[name]) for name in ("x_train", "y_train", "x_test", "y_test")]
-    except (OSError, ValueError, zipfile.BadZipFile) as error:
-        raise DataError(f"{path} cannot be read ({error}).") from error
+    except Exception as error:  # whatever numpy makes of a damaged file
+        raise DataError(f"{path} cannot be read ({error!r}): give an npz file, or --data synthetic.") from error
     for images, labels in (arrays[:2], arrays[2:]):
-        if images.dtype != torch.uint8 or tuple(images.shape[1:]) != (32, 32, 3) or labels.numel() != len(images):
+        if images.dtype != torch.uint8 or tuple(images.shape[1:]) != (32, 32, 3) or labels.is_floating_point():
             raise DataError(
-                f"{path} holds {images.dtype} {tuple(images.shape)} with {labels.numel()} labels: give uint8 images [N, 32, 32, 3]."
+                f"{path} holds {images.dtype} {tuple(images.shape)} with {labels.dtype} labels: give uint8 [N, 32, 32, 3] and integers."
             )
     x, y, x_test, y_test = arrays
     return Images(

@@ -1,187 +1,126 @@
-"""Measure what the README says, on the real pictures, and write its tables again.
+"""Measure what the README says, and write it again: what memfit finds and plans, and the main table. Then RESULTS.md, by results.py.
 
-python recipes/cifar10/table.py [--data-dir DIR]
+    python recipes/cifar10/table.py [--data-dir DIR] [--main]
+
+Without --data-dir the equal trainings are on pictures made here. --main leaves RESULTS.md as it is.
 """
 
 from __future__ import annotations
 
 import argparse
-import subprocess
 import sys
-import tempfile
-from functools import partial
 from itertools import islice
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs from anywhere
 
 import memfit
+from memfit.applying import apply_plan
 from memfit.capture.loaders import loader_workers
-from memfit.capture.memory_events import MemoryEvents, peak_of
-from memfit.capture.process import HighWaterMark
 from memfit.capture.simulation import built_without_memory
-from memfit.units import format_bytes
-from recipes.cifar10 import data
-from recipes.cifar10.curves import BATCH, INTO_THE_SECOND, MICRO, STEPS, Curve, curve, make_documented_step
+from memfit.largest_batch import largest_batch
+from memfit.levers import LEVERS
+from memfit.units import format_bytes, parse_bytes
+from recipes.cifar10 import data, results
+from recipes.cifar10.curves import BATCH, MICRO, make_documented_step
 from recipes.cifar10.train import make_step
-from recipes.cifar10.training import documented_epoch
-from recipes.kit.largest import write_largest
+from recipes.cifar10.training import test
 from recipes.kit.measuring import Measured, Way, apart, measure
 from recipes.kit.tables import write_block, write_table
+from recipes.kit.told import findings, techniques, told
 
-README = Path(__file__).with_name("README.md")
-BUDGETS = {"h2q": "1000MiB", "baseline": "600MiB"}
-TIGHT = {"h2q": "750MiB", "baseline": "530MiB"}  # about the lowest that memfit reaches
-
-
-def memory(name: str) -> None:
-    """One update of 128 pictures: as it was, as documented, and as memfit has it."""
-    here, budget = "recipes.cifar10.train:make_step", BUDGETS[name]
-    ways = [
-        Way("original: 128 at once", here, {"name": name}),
-        Way("batch 16, another training", here, {"name": name, "batch": MICRO}),
-        Way("documented: 16 × 8", "recipes.cifar10.curves:make_documented_step", {"name": name}),
-        Way(f"memfit, exact, {budget}", here, {"name": name}, budget),
-        Way(f"memfit, exact, {TIGHT[name]}", here, {"name": name}, TIGHT[name]),
-        Way(f"memfit, rounding allowed, {budget}", here, {"name": name}, budget, "rounded"),
-    ]
-    found = measure(ways, rounds=3)
-    header = [name, "peak", "process", "CPU time a picture", "what memfit did", "verdict"]
-    write_table(README, f"memory {name}", header, [_row(one, found[0]) for one in found])
-
-
-def _row(one: Measured, original: Measured) -> list[str]:
-    if one.refused:
-        return [one.name, "does not fit", "", "", one.refused.splitlines()[0], ""]
-    pictures = BATCH / MICRO if one.name.startswith("batch 16") else 1.0
-    slower = f"{one.seconds * pictures / original.seconds:.2f}"
-    return [one.name, format_bytes(one.peak_bytes), format_bytes(one.process_bytes), slower, one.plan, one.verdict]
-
-
-def curves(name: str, directory: Path) -> None:
-    """Each way's curve against the original's."""
-    ways = {
-        "original": "original: 128 at once",
-        "backwards": "the same, each batch back to front",
-        "memfit": f"memfit, micro-batches only, {BUDGETS[name]}",
-    }
-    found = {way: apart(curve, name, way, BUDGETS[name], directory) for way in (*ways, "documented")}
-    words = ways | {"documented": "documented: 16 × 8"}
-    header = [
-        name,
-        "updates, pictures used in an epoch",
-        "off in the first 20 updates",
-        "in the epoch",
-        "in 10 of the next",
-        "test accuracy, loss",
-    ]
-    rows = [
-        [words[way], f"{len(it.losses) - INTO_THE_SECOND}, {it.used:,}", *_distances(it, found["original"]), _test(it)]
-        for way, it in found.items()
-    ]
-    write_table(README, f"curve {name}", header, rows)
-
-
-def _distances(one: Curve, original: Curve) -> list[str]:
-    """The largest difference of losses; in the second epoch the updates with the same pictures are compared."""
-    if one is original:
-        return ["", "", ""]
-    first = [abs(a - b) for a, b in zip(one.losses[:-INTO_THE_SECOND], original.losses[:-INTO_THE_SECOND], strict=False)]
-    second = [abs(a - b) for a, b in zip(one.losses[-INTO_THE_SECOND:], original.losses[-INTO_THE_SECOND:], strict=True)]
-    return [f"{max(first[:20]):.1e}", f"{max(first):.1e}", f"{max(second):.1e}"]
-
-
-def _test(one: Curve) -> str:
-    return f"{one.accuracy:.2%}, {one.test_loss:.4f}"
-
-
-def workers(directory: Path) -> None:
-    """What two workers add to the process tree, started in both ways that platforms have."""
-    rows, images = [], data.load(directory)
-    for context, where in (("fork", "fork, Linux's way"), ("spawn", "spawn, the way of macOS")):
-        for batch in (BATCH, MICRO):
-            loader = data.train_loader(images, batch, 2)
-            loader.multiprocessing_context = context
-            found = loader_workers(loader)
-            rows.append([where, str(batch), format_bytes(found.bytes), format_bytes(found.waiting_bytes)])
-    write_table(README, "workers", ["two workers", "batch", "add to the process tree", "of it batches that wait"], rows)
-
-
-def cleaning(directory: Path) -> None:
-    """`del` and emptying the cache, on and off: the documented loop over 104 micro-batches, then its peak over eight more."""
-    rows = []
-    for name in BUDGETS:
-        for on in (False, True):
-            print(f"{name}: the documented loop {'with' if on else 'without'} cleaning up")
-            peak, process = apart(loop_memory, name, directory, on)
-            rows.append([name, "with" if on else "without", format_bytes(peak), format_bytes(process)])
-    write_table(README, "cleaning", ["documented loop", "`del` and emptying", "peak above what stays", "process"], rows)
-
-
-def loop_memory(name: str, directory: Path, on: bool) -> tuple[int, int]:
-    """The most that tensors took above those that stay, and the most the process held."""
-    step, loader = make_step(name), data.train_loader(data.load(directory), MICRO)
-
-    def some_of_an_epoch(count: int) -> None:
-        documented_epoch(step.models[""], islice(loader, count), step.optimizers[0], STEPS, lambda number, loss: None, on)
-
-    with HighWaterMark() as mark:
-        some_of_an_epoch(104)
-    with MemoryEvents() as events:
-        events.marker()
-        some_of_an_epoch(STEPS)
-    return peak_of(events.sections()[-1]), mark.bytes
-
-
-def predictions() -> None:
-    """The same steps on the documented machine's kind of device, which was not here."""
-    rows = []
-    for name in BUDGETS:
-        for words, make in (("128 at once", make_step), ("16 × 8", make_documented_step)):
-            step = built_without_memory(partial(make, name))
-            found = {device: memfit.profile(step, simulate=True, device=device) for device in ("cpu", "mps", "cuda")}
-            rows.append([name, words, *(format_bytes(ledger.peak_bytes) for ledger in found.values())])
-    write_table(README, "predicted", ["predicted peak", "", "CPU", "MPS", "CUDA"], rows)
-
-
-def largest() -> None:
-    """Pictures in the memory that the document gives the original."""
-    write_largest(README, "1.1GB", {"h2q, as documented": partial(make_step, "h2q")}, "cpu")
-
-
-def final_run(directory: Path) -> None:
-    """Both models trained in the fitted form, and the end of what the program prints."""
-    blocks = []
-    with tempfile.TemporaryDirectory() as output:
-        for name, budget in BUDGETS.items():
-            flags = f"--epochs 2 --model {name} --budget {budget} --data-dir".split()
-            command = [sys.executable, str(README.with_name("train.py")), *flags, str(directory), "--output-dir", output]
-            done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-            blocks.append(f"$ python recipes/cifar10/train.py {' '.join(flags)} DIR\n" + _end_of(done.stdout))
-    write_block(README, "run", "```\n" + "\n".join(blocks) + "```")
-
-
-def _end_of(printed: str) -> str:
-    """From memfit's line on; of lines written over themselves, the last."""
-    lines = [line.rpartition("\r")[2] for line in printed.split("\n")]
-    return "\n".join(lines[next(number for number, line in enumerate(lines) if line.startswith("memfit:")) :])
+README, TRAIN = (Path(__file__).with_name(name) for name in ("README.md", "train.py"))
+NAME, PLAIN, DOCUMENTED = "h2q", "recipes.cifar10.train:make_step", "recipes.cifar10.curves:make_documented_step"
+BUDGET, TIGHT = "900MiB", "800MiB"
+CPU, LAPTOP = "1.1GB", "16GB"  # what the document says the original took, and the machine it was for
+PICTURES = 2560  # of the equal trainings: 20 updates of 128
+ORIGINAL = "the original: 128 at once"
 
 
 def main() -> None:
-    """All tables; without real pictures only those that need none, and the others stay as they are."""
-    parser = argparse.ArgumentParser(description="Measure again what the README says.")
+    """The README; then, if it is not left out, RESULTS.md."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data-dir", type=Path, help="where CIFAR-10 lies, as downloaded or as npz")
-    directory = parser.parse_args().data_dir
-    predictions()
-    largest()
-    for name in BUDGETS:
-        memory(name)
-    if directory:
-        workers(directory)
-        cleaning(directory)
-        for name in BUDGETS:
-            curves(name, directory)
-        final_run(directory)
+    parser.add_argument("--main", action="store_true", help="only what is in the README")
+    args = parser.parse_args()
+    write_block(README, "finding", findings(told(TRAIN, "profile", "--simulate"), "microbatch", "allocator"))
+    write_block(README, "plan", techniques(told(TRAIN, "plan", "--budget", BUDGET)))
+    main_table(args.data_dir)
+    if not args.main:
+        results.write_all(args.data_dir)
+
+
+def ways() -> list[Way]:
+    """The original, each documented fix, all of them, memfit."""
+    here = {"name": NAME}
+    return [
+        Way(ORIGINAL, PLAIN, here),
+        Way("documented: batches of 16, another training", PLAIN, here | {"batch": MICRO}),
+        Way("documented, together: 16 × 8", DOCUMENTED, here),
+        Way(f"memfit, exact, {BUDGET}", PLAIN, here, BUDGET),
+        Way(f"memfit, exact, {TIGHT}", PLAIN, here, TIGHT),
+        Way(f"memfit, rounding allowed, {BUDGET}", PLAIN, here, BUDGET, "rounded"),
+    ]
+
+
+def main_table(directory: Path | None) -> None:
+    """Every way: its memory and time, the largest batches that it is predicted to reach, and what equal training comes to."""
+    found = measure(ways(), rounds=3)
+    rows = [
+        [way.name, *measured(it, found[0]), *apart(predicted, way), apart(trained, way, directory)]
+        for way, it in zip(ways(), found, strict=True)
+    ]
+    two = loader_workers(data.train_loader(data.load(directory) if directory else data.synthetic(), BATCH, 2))
+    no_workers = ["documented: no workers", *rows[0][1:]]
+    rows[0][2] += f" and {format_bytes(two.bytes)} for two workers"
+    rows.insert(1, no_workers)
+    header = [NAME, "peak", "process", "CPU time a picture", f"largest batch in {CPU}, predicted for CPU"]
+    header += [f"in {LAPTOP}, predicted for MPS", f"test loss after {PICTURES:,} pictures"]
+    write_table(README, "main", header, rows)
+    plans = [[it.name, it.plan or it.refused.splitlines()[0], it.verdict] for it in found if it.plan or it.refused]
+    write_table(results.RESULTS, "plans", ["", "what memfit did", "verdict"], plans)
+
+
+def measured(it: Measured, original: Measured) -> list[str]:
+    """Peak, process, time."""
+    if it.refused:
+        return ["does not fit", "", ""]
+    pictures = BATCH / MICRO if "batches of 16" in it.name else 1.0
+    share, slower = it.peak_bytes / original.peak_bytes, it.seconds * pictures / original.seconds
+    return [f"{format_bytes(it.peak_bytes)} ({share:.2f})", format_bytes(it.process_bytes), f"{slower:.2f}"]
+
+
+def predicted(way: Way) -> list[str]:
+    """The largest batches; the upper end of the interval counts. The CPU's first: simulating enlarges this process."""
+    return [largest(way, CPU, "cpu"), largest(way, LAPTOP, "mps")]
+
+
+def largest(way: Way, budget: str, device: str) -> str:
+    """What a way is called with that is not its batch stays."""
+    print(f"{way.name}: the largest batch in {budget}, predicted for {device}", flush=True)
+    settings = {name: value for name, value in way.settings.items() if name != "batch"}
+    step = built_without_memory(lambda: (make_step if way.make == PLAIN else make_documented_step)(**settings))
+    fitted = way.budget is not None
+    found = largest_batch(step, parse_bytes(budget), device=device, allow=way.allow, levers=LEVERS if fitted else {})
+    more = " or more" if found.with_microbatch == found.tried_up_to else ""
+    return f"{found.without_microbatch} whole, {found.with_microbatch}{more} in parts" if fitted else str(found.plain)
+
+
+def trained(way: Way, directory: Path | None) -> str:
+    """The test loss after a short training: the same weights, and the same pictures in the same order, for every way."""
+    print(f"{way.name}: training", flush=True)
+    step = (make_step if way.make == PLAIN else make_documented_step)(**way.settings)
+    if way.budget:
+        try:
+            apply_plan(step, memfit.plan(step, way.budget, allow=way.allow))
+        except memfit.Infeasible:
+            return "does not fit"
+    images = data.load(directory) if directory else data.synthetic(PICTURES, 1000)
+    loader = data.train_loader(images, step.batch_size)
+    data.begin_epoch(loader, 0)
+    for batch in islice(loader, PICTURES // step.batch_size):
+        step.run(batch)
+    return f"{test(step.models[''], images)[1]:.5f}"
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from recipes.cifar10 import data, screen
 from recipes.cifar10.model import make_model, parameter_count
 from recipes.cifar10.training import SoFar, Tell, Watch, class_loss, documented_epoch, fitted_epoch, swapped_bytes, test
 from recipes.kit.budget import Train, add_budget_flags, training_call
+from recipes.kit.flags import count, count_or_none, positive
 from recipes.kit.pictures import save_grid
 from recipes.kit.progress import tree_bytes
 from recipes.kit.run_folder import RunFolder
@@ -47,13 +48,13 @@ def make_baseline_step() -> memfit.Step:
 def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     """The documented flags, and those every recipe has."""
     parser = argparse.ArgumentParser(description="CIFAR-10 on a small machine, in the documented way or fitted into a budget.")
-    parser.add_argument("--epochs", type=_positive, default=10)
-    parser.add_argument("--batch-size", type=_positive, default=16, help="pictures in memory at once (default 16)")
-    parser.add_argument("--accumulation-steps", type=_positive, default=8, help="micro-batches to one update (default 8)")
+    parser.add_argument("--epochs", type=count, default=10)
+    parser.add_argument("--batch-size", type=count, default=16, help="pictures in memory at once (default 16)")
+    parser.add_argument("--accumulation-steps", type=count, default=8, help="micro-batches to one update (default 8)")
     parser.add_argument("--model", choices=("h2q", "baseline", "both"), default="both")
-    parser.add_argument("--lr", type=float, default=1e-3)
-    parser.add_argument("--depth", type=_positive, default=4, help="mixing blocks of h2q (default 4)")
-    parser.add_argument("--num-workers", type=int, default=0, help="processes of the loader; the original had 2 (default 0)")
+    parser.add_argument("--lr", type=positive, default=1e-3)
+    parser.add_argument("--depth", type=count, default=4, help="mixing blocks of h2q (default 4)")
+    parser.add_argument("--num-workers", type=count_or_none, default=0, help="processes of the loader; the original had 2 (default 0)")
     parser.add_argument("--data", choices=("synthetic",), help="pictures made here, when there is no CIFAR-10")
     parser.add_argument("--data-dir", type=Path, help="where CIFAR-10 lies, as downloaded or as npz")
     parser.add_argument("--output-dir", type=Path, default=Path("runs/cifar10"))
@@ -65,23 +66,20 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     names = ("h2q", "baseline") if chosen.model == "both" else (chosen.model,)
     if chosen.resume and not any((chosen.output_dir / name / "last.pt").exists() for name in names):
         parser.error(f"there is nothing to resume: {chosen.output_dir} has no checkpoint of {' or '.join(names)}.")
-    if not 0 < chosen.lr < 1:
-        parser.error(f"--lr {chosen.lr} is no learning rate: give a number between 0 and 1, as in 1e-3.")
     return chosen
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{number} is less than 1")
-    return number
 
 
 def make_loader(chosen: argparse.Namespace, images: data.Images) -> DataLoader[Any]:
     """Micro-batches for the documented loop, without the last one if it is smaller, as documented; whole batches for memfit."""
-    if chosen.budget == "none":
-        return data.train_loader(images, chosen.batch_size, chosen.num_workers, drop_last=chosen.accumulation_steps > 1)
-    return data.train_loader(images, chosen.batch_size * chosen.accumulation_steps, chosen.num_workers)
+    update = chosen.batch_size * chosen.accumulation_steps
+    if chosen.budget != "none":
+        return data.train_loader(images, update, chosen.num_workers)
+    if chosen.accumulation_steps > 1 and update > len(images.train):
+        raise data.DataError(
+            f"An update takes --batch-size {chosen.batch_size} × --accumulation-steps {chosen.accumulation_steps} pictures, and there are "
+            f"{len(images.train)}: the documented loop would never make one. Take fewer of them."
+        )
+    return data.train_loader(images, chosen.batch_size, chosen.num_workers, drop_last=chosen.accumulation_steps > 1)
 
 
 class Training:

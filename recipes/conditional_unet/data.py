@@ -81,9 +81,31 @@ def _shape(number: int, across: torch.Tensor, down: torch.Tensor) -> torch.Tenso
 
 def load(path: Path, size: int) -> Images:
     """What --data-dir names: an npz, CIFAR-10's archive or its unpacked folder, or a folder with a folder of pictures for each class."""
+    try:
+        return _checked(_load(path, size), path)
+    except MemfitError:
+        raise
+    except Exception as error:  # whatever numpy, pickle, tarfile or PIL make of a damaged file
+        raise MemfitError(f"{path} cannot be read ({error!r}): it is damaged, or not what its name says.") from error
+
+
+def _checked(images: Images, path: Path) -> Images:
+    """Enough pictures, and no label that is not a class."""
+    if images.training < 1:
+        raise MemfitError(f"{path} has {len(images.x)} pictures: it takes at least two, one to train on and one to judge by.")
+    if len(images.y) != len(images.x):
+        raise MemfitError(f"{path} has {len(images.x)} pictures and {len(images.y)} labels: every picture needs one.")
+    if not 0 <= int(images.y.min()) <= int(images.y.max()) < len(images.classes):
+        raise MemfitError(
+            f"{path} has labels from {images.y.min()} to {images.y.max()}, and {len(images.classes)} classes, counted from 0."
+        )
+    return images
+
+
+def _load(path: Path, size: int) -> Images:
     if not path.exists():
         raise MemfitError(f"There is no {path}: --data-dir names a folder, an .npz or CIFAR-10's .tar.gz. --data synthetic needs none.")
-    if path.is_file():
+    if not path.is_dir():
         found = _npz(path) if path.suffix == ".npz" else _archive(path)
     elif (path / "cifar-10-batches-py").is_dir():
         found = _pickled(path / "cifar-10-batches-py")
@@ -106,13 +128,14 @@ def _npz(path: Path) -> _Found:
     with np.load(path) as file:
         if missing := [key for key in ("x_train", "y_train") if key not in file]:
             raise MemfitError(f"{path} has no {' and no '.join(missing)}: it needs x_train [N, H, W, 3] uint8 and y_train [N].")
-        x, y = [file["x_train"]], [file["y_train"].reshape(-1)]
-        if "x_test" in file and "y_test" in file:
-            x.append(file["x_test"])
-            y.append(file["y_test"].reshape(-1))
-        names = tuple(map(str, file["classes"])) if "classes" in file else tuple(map(str, range(int(y[0].max()) + 1)))
-    held_out = len(x[1]) if len(x) > 1 else max(1, len(x[0]) // 10)
-    return np.concatenate(x).transpose(0, 3, 1, 2), np.concatenate(y), names, held_out
+        parts = ["train", "test"] if "x_test" in file and "y_test" in file else ["train"]
+        pictures, labels = [file[f"x_{part}"] for part in parts], [file[f"y_{part}"].reshape(-1) for part in parts]
+        names = tuple(map(str, file["classes"])) if "classes" in file else ()
+    x, y = np.concatenate(pictures), np.concatenate(labels)
+    if x.dtype != np.uint8 or x.ndim != 4 or x.shape[3] != 3 or y.dtype.kind not in "iu":
+        raise MemfitError(f"{path} holds {x.dtype} {x.shape} with {y.dtype} labels: it needs pictures [N, H, W, 3] of uint8, and integers.")
+    held_out = len(pictures[1]) if len(pictures) > 1 else max(1, len(x) // 10)
+    return x.transpose(0, 3, 1, 2), y, names or tuple(map(str, range(int(y.max(initial=0)) + 1))), held_out
 
 
 def _archive(path: Path) -> _Found:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from recipes.conditional_unet.data import Images
 from recipes.conditional_unet.model import ConditionalUNet
 
 TIMES = 1000
@@ -30,6 +31,17 @@ def denoising_loss(threshold: float) -> Callable[[ConditionalUNet, dict[str, tor
         return (predicted - noise).pow(2).mean()
 
     return loss
+
+
+@torch.no_grad()
+def validation_loss(model: Any, images: Images, size: int, threshold: float) -> float:
+    """Over at most 512 held-out pictures, with the same times, noise and dropped classes every time."""
+    loss, total, chosen = denoising_loss(threshold), 0.0, torch.arange(images.training, len(images.x))[:512]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        for batch in images.batches(size, chosen):
+            total += float(loss(model, batch)) * len(batch["y"])
+    return total / len(chosen)
 
 
 @torch.no_grad()

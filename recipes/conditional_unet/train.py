@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 import time
 from dataclasses import fields
@@ -24,13 +25,19 @@ import memfit
 from memfit.units import format_bytes
 from recipes.conditional_unet.conditioning import METHODS, PRESETS, OptimizationConfig
 from recipes.conditional_unet.data import Images, load, synthetic
-from recipes.conditional_unet.diffusion import denoising_loss, sample
+from recipes.conditional_unet.diffusion import TIMES, sample, validation_loss
 from recipes.conditional_unet.model import Sizes
 from recipes.conditional_unet.steps import GUIDED_DIFFUSION, build_step, get_optimal_batch_size, step_of
 from recipes.kit.budget import add_budget_flags, training_call
+from recipes.kit.flags import count, count_or_none, positive
 from recipes.kit.pictures import save_grid
 from recipes.kit.progress import bar, tree_bytes
 from recipes.kit.run_folder import RunFolder
+
+_LOW_RANK_ENDED = (
+    "low_rank cannot go on: the SVD of what the weights have become does not converge. A class that repeats in a batch is enough to make "
+    "its gradients NaN. Take another --optimization_method: factored is exact."
+)
 
 
 def make_step() -> memfit.Step:
@@ -54,14 +61,14 @@ def arguments() -> argparse.ArgumentParser:
     source = parser.add_mutually_exclusive_group()
     source.add_argument("--data", choices=["synthetic"], help="shapes drawn here, ten classes")
     source.add_argument("--data-dir", type=Path, help="CIFAR-10 (npz, .tar.gz, unpacked) or a folder with a folder for each class")
-    parser.add_argument("--samples", type=int, default=2000, help="how many synthetic pictures (default 2000)")
-    parser.add_argument("--image-size", type=int, default=32)
-    parser.add_argument("--model-channels", type=int, default=128, help="embeddings have four times as many (default 128: 512)")
-    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--samples", type=count, default=2000, help="how many synthetic pictures (default 2000)")
+    parser.add_argument("--image-size", type=count, default=32)
+    parser.add_argument("--model-channels", type=count, default=128, help="embeddings have four times as many (default 128: 512)")
+    parser.add_argument("--epochs", type=count, default=10)
     batch = parser.add_mutually_exclusive_group()
-    batch.add_argument("--batch-size", type=int, default=32)
+    batch.add_argument("--batch-size", type=count, default=32)
     batch.add_argument("--available", help="take the largest batch predicted to fit this memory, as in 4GiB")
-    parser.add_argument("--lr", type=float, default=2e-4)
+    parser.add_argument("--lr", type=positive, default=2e-4)
     parser.add_argument("--threshold", type=float, default=0.1, help="the probability of dropping a class in training (default 0.1)")
     parser.add_argument("--preset", choices=sorted(PRESETS), default="none")
     parser.add_argument("--memory_optimization", action=argparse.BooleanOptionalAction)
@@ -71,10 +78,10 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--use_fp16", action=argparse.BooleanOptionalAction)
     parser.add_argument("--use_checkpoint", action=argparse.BooleanOptionalAction)
     parser.add_argument("--guidance", type=float, default=2.0, help="how strongly samples follow their class (default 2)")
-    parser.add_argument("--sample-steps", type=int, default=50, help="denoising steps of a sample; 0 draws none (default 50)")
+    parser.add_argument("--sample-steps", type=count_or_none, default=50, help="denoising steps of a sample; 0 draws none (default 50)")
     parser.add_argument("--output-dir", type=Path, default=Path("runs/conditional_unet"))
     parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint in --output-dir")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=count_or_none, default=0)
     add_budget_flags(parser)
     return parser
 
@@ -90,6 +97,9 @@ def main(argv: list[str] | None = None) -> None:
     except memfit.MemfitError as error:
         print(error, file=sys.stderr)
         sys.exit(error.exit_code)
+    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
+        print(_LOW_RANK_ENDED, file=sys.stderr)
+        sys.exit(2)
 
 
 def _faults(args: argparse.Namespace) -> list[str]:
@@ -98,11 +108,18 @@ def _faults(args: argparse.Namespace) -> list[str]:
         faults.append("there is no data: give --data-dir DIR, or --data synthetic for pictures made here")
     if not 0 < args.threshold < 1:
         faults.append("--threshold is the probability of dropping a class: above 0 and below 1")
-    if args.model_channels % 32 or args.model_channels < 32:
+    if args.seed >= 2**64:
+        faults.append("--seed must be below 2 to the 64th")
+    if args.sample_steps > TIMES:
+        faults.append(f"--sample-steps must be at most {TIMES}, the number of times there are")
+    if args.samples < 2:
+        faults.append("--samples must be at least 2: one to train on, one to judge by")
+    if not math.isfinite(args.guidance):
+        faults.append("--guidance must be a finite number")
+    if args.model_channels % 32:
         faults.append("--model-channels must be a multiple of 32, the number of groups of its norms")
     if args.image_size % 4 or args.image_size < 8:
         faults.append("--image-size must be a multiple of 4, and at least 8")
-    faults += [f"--{name} must be at least 1" for name in ("batch-size", "samples") if getattr(args, name.replace("-", "_")) < 1]
     return faults
 
 
@@ -148,24 +165,14 @@ def _train(args: argparse.Namespace, images: Images, step: memfit.Step, folder: 
                 assert isinstance(loss, float)
                 losses.append(loss * len(batch["y"]))
                 advance(f"loss {loss:.4f}")
-        row: dict[str, Any] = {"epoch": epoch + 1, "loss": sum(losses) / images.training, "validation": validation_loss(args, images, step)}
+        validation = validation_loss(step.models[""], images, args.batch_size, args.threshold)
+        row: dict[str, Any] = {"epoch": epoch + 1, "loss": sum(losses) / images.training, "validation": validation}
         folder.log(**row, seconds=round(time.perf_counter() - started, 1), memory_bytes=tree_bytes())
         folder.save(epoch + 1)
         console.print(
-            f"epoch {epoch + 1}/{args.epochs}: loss {row['loss']:.4f}, validation {row['validation']:.4f}, "
+            f"epoch {epoch + 1}/{args.epochs}: loss {row['loss']:.4f}, validation {validation:.4f}, "
             f"{time.perf_counter() - started:.1f} s, {format_bytes(tree_bytes())}"
         )
-
-
-@torch.no_grad()
-def validation_loss(args: argparse.Namespace, images: Images, step: memfit.Step) -> float:
-    """Over at most 512 held-out pictures, with the same times, noise and dropped classes every time."""
-    loss, total, chosen = denoising_loss(args.threshold), 0.0, torch.arange(images.training, len(images.x))[:512]
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        for batch in images.batches(args.batch_size, chosen):
-            total += float(loss(step.models[""], batch)) * len(batch["y"])  # type: ignore[arg-type]
-    return total / len(chosen)
 
 
 def _draw(args: argparse.Namespace, images: Images, step: memfit.Step, folder: Path) -> Path:

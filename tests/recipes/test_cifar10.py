@@ -23,6 +23,7 @@ from memfit.levers import LEVERS, CannotApply
 from memfit.ops.random_samples import draws_random_numbers
 from memfit.records import Option
 from recipes.cifar10 import data, model, screen, train, training
+from recipes.cifar10.curves import make_documented_step
 
 ROOT = Path(__file__).resolve().parents[2]
 SHARED = ROOT.parent / "shared" / "data"
@@ -126,6 +127,33 @@ def test_data_that_is_not_there_or_not_data_is_told(tmp_path: Path) -> None:
         data.load(tmp_path / "others.npz")
 
 
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"x_train": np.zeros((4, 32, 32, 3))}, "holds torch.float64"),
+        ({"y_train": np.arange(4) + 0.5}, "with torch.float64 labels"),
+        ({"y_train": np.array(list("abcd"))}, "cannot be read (TypeError"),
+        ({"y_train": np.arange(3)}, "has 4 pictures with 3 labels"),
+        ({"y_train": np.arange(4) - 1}, "and needs one of 0 to 9 for each"),
+        ({"y_test": np.array([10])}, "and needs one of 0 to 9 for each"),
+        ({"x_test": np.zeros((0, 32, 32, 3), np.uint8), "y_test": np.zeros(0, int)}, "has 0 pictures with 0 labels"),
+    ],
+)
+def test_data_of_another_kind_is_told(changed: dict[str, np.ndarray], words: str, tmp_path: Path) -> None:
+    arrays = {"x_train": np.zeros((4, 32, 32, 3), np.uint8), "y_train": np.arange(4)}
+    arrays |= {"x_test": np.zeros((1, 32, 32, 3), np.uint8), "y_test": np.arange(1)}
+    np.savez(tmp_path / "some.npz", **arrays | changed)  # type: ignore[arg-type]
+    with pytest.raises(data.DataError) as told:
+        data.load(tmp_path)
+    assert words in str(told.value) and "some.npz" in str(told.value)
+
+
+def test_an_empty_file_is_told(tmp_path: Path) -> None:
+    (tmp_path / "some.npz").write_bytes(b"")
+    with pytest.raises(data.DataError, match="cannot be read"):
+        data.load(tmp_path)
+
+
 def test_a_pickle_that_would_run_something_is_refused(tmp_path: Path) -> None:
     made = data.synthetic(40, 20)
     folder = _batches(tmp_path, made)
@@ -186,6 +214,16 @@ def test_the_documented_loop_throws_its_last_micro_batches_away() -> None:
     whole, without, more = _documented(batches, 2), _documented(batches[:4], 2), _documented([*batches, _pictures(2)], 2)
     assert all(map(torch.equal, whole, without))
     assert not all(map(torch.equal, more, without))
+
+
+def test_the_documented_update_as_a_step_is_the_documented_loop_s() -> None:
+    """Also on a batch of another size, as the largest batch is asked for."""
+    step = make_documented_step("baseline")
+    for size in (128, 64):
+        x, y = torch.arange(size), torch.arange(size) % 10
+        parts = list(step.running.parts("", (x, y)))
+        assert [(len(part.batch[0]), part.share) for part in parts] == [(size // 8, 1 / 8)] * 8
+        assert all(torch.equal(torch.cat([part.batch[n] for part in parts]), whole) for n, whole in enumerate((x, y)))
 
 
 def test_cleaning_up_changes_no_bit() -> None:
@@ -289,8 +327,13 @@ def test_resume_gives_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     ("flags", "message"),
     [
         ([], "where are the pictures? Give --data-dir DIR with CIFAR-10 in it, or --data synthetic."),
-        (["--data", "synthetic", "--lr", "3"], "--lr 3.0 is no learning rate"),
-        (["--data", "synthetic", "--epochs", "0"], "0 is less than 1"),
+        (["--data", "synthetic", "--lr", "-1"], "argument --lr: -1 is not a number above 0"),
+        (["--data", "synthetic", "--epochs", "0"], "argument --epochs: 0 is not a whole number from 1 up"),
+        (["--data", "synthetic", "--batch-size", "-3"], "argument --batch-size: -3 is not a whole number from 1 up"),
+        (["--data", "synthetic", "--accumulation-steps", "0"], "argument --accumulation-steps: 0 is not a whole number from 1 up"),
+        (["--data", "synthetic", "--depth", "1e3"], "argument --depth: 1e3 is not a whole number from 1 up"),
+        (["--data", "synthetic", "--num-workers", "-1"], "argument --num-workers: -1 is not a whole number from 0 up"),
+        (["--data", "synthetic", "--allow", "all"], "argument --allow: invalid choice: 'all'"),
         (["--data", "synthetic", "--model", "h3q"], "invalid choice: 'h3q'"),
         (
             ["--data", "synthetic", "--resume", "--output-dir", "nowhere"],
@@ -309,6 +352,20 @@ def test_a_missing_directory_and_a_wrong_budget_are_told(tmp_path: Path, capsys:
     assert "is not a directory" in capsys.readouterr().err
     assert train.main(["--data", "synthetic", "--model", "baseline", "--budget", "lots", "--output-dir", str(tmp_path)]) == 2
     assert "lots" in capsys.readouterr().err
+
+
+def test_an_update_larger_than_the_data_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--data", "synthetic", "--model", "baseline", "--output-dir", str(tmp_path)]
+    assert train.main([*flags, "--batch-size", "600", "--accumulation-steps", "2"]) == 2
+    assert "and there are 1000: the documented loop would never make one" in capsys.readouterr().err
+
+
+def test_a_damaged_checkpoint_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "baseline").mkdir()
+    (tmp_path / "baseline" / "last.pt").write_bytes(b"nonsense")
+    with pytest.raises(SystemExit) as ended:
+        train.main(["--data", "synthetic", "--model", "baseline", "--output-dir", str(tmp_path), "--resume"])
+    assert ended.value.code == 2 and "last.pt cannot be read: it is damaged" in capsys.readouterr().err
 
 
 def test_a_machine_that_swaps_is_noticed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

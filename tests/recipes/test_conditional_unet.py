@@ -84,6 +84,20 @@ def test_a_run_inside_a_budget(tmp_path: Path, capsys: pytest.CaptureFixture[str
     ("flags", "words"),
     [
         ([], "there is no data: give --data-dir DIR, or --data synthetic"),
+        ([*TINY, "--lr", "-1"], "argument --lr: -1 is not a number above 0"),
+        ([*TINY, "--epochs", "0"], "argument --epochs: 0 is not a whole number from 1 up"),
+        ([*TINY, "--batch-size", "-3"], "argument --batch-size: -3 is not a whole number from 1 up"),
+        ([*TINY, "--image-size", "-8"], "argument --image-size: -8 is not a whole number from 1 up"),
+        ([*TINY, "--samples", "1"], "--samples must be at least 2: one to train on, one to judge by"),
+        ([*TINY, "--sample-steps", "-1"], "argument --sample-steps: -1 is not a whole number from 0 up"),
+        ([*TINY, "--sample-steps", "1001"], "--sample-steps must be at most 1000"),
+        ([*TINY, "--guidance", "nan"], "--guidance must be a finite number"),
+        ([*TINY, "--seed", str(2**64)], "--seed must be below 2 to the 64th"),
+        ([*TINY, "--chunk_size", "0"], "chunk_size is 0, and must be at least 1"),
+        ([*TINY, "--allow", "all"], "argument --allow: invalid choice: 'all'"),
+        ([*TINY, "--resume"], "There is nothing to resume"),
+        ([*TINY, "--optimization_method", "low_rank"], "the SVD of what the weights have become does not converge"),
+        ([*TINY[:8], "--available", "lots"], "'lots' is not an amount of memory"),
         ([*TINY, "--threshold", "0"], "--threshold is the probability of dropping a class: above 0 and below 1"),
         ([*TINY, "--model-channels", "48"], "--model-channels must be a multiple of 32"),
         ([*TINY, "--low_rank_ratio", "2"], "low_rank_ratio is 2.0, and must be above 0 and at most 1"),
@@ -209,6 +223,65 @@ def test_cifar_as_npz_as_batches_and_as_folders(tmp_path: Path) -> None:
     assert torch.equal(npz.x, batches.x) and torch.equal(npz.y, batches.y) and npz.held_out == 2
     assert folders.classes == ("cat", "dog") and any(torch.equal(folders.x[0], picture) for picture in npz.x[:3])
     assert data.load(tmp_path / "some.npz", 16).x.shape == (20, 3, 16, 16)
+
+
+def _npz(x: Any, y: Any, **more: Any) -> dict[str, Any]:
+    return {"x_train": x, "y_train": y, **more}
+
+
+X, Y = np.zeros((6, 32, 32, 3), np.uint8), np.arange(6)
+
+
+@pytest.mark.parametrize(
+    ("held", "words"),
+    [
+        (b"", "cannot be read (EOFError('No data left in file')): it is damaged"),
+        (b"PK\x03\x04 nonsense", "cannot be read (BadZipFile('File is not a zip file')): it is damaged"),
+        (_npz(X / 255, Y), "holds float64 (6, 32, 32, 3) with int64 labels: it needs pictures [N, H, W, 3] of uint8"),
+        (_npz(X.transpose(0, 3, 1, 2), Y), "holds uint8 (6, 3, 32, 32)"),
+        (_npz(X, Y.astype(str)), "with <U21 labels"),
+        (_npz(X, Y[:2]), "has 6 pictures and 2 labels: every picture needs one"),
+        (_npz(X, Y - 1), "has labels from -1 to 4, and 5 classes"),
+        (_npz(X, Y, classes=["cat", "dog"]), "has labels from 0 to 5, and 2 classes"),
+        (_npz(X[:1], Y[:1]), "has 1 pictures: it takes at least two"),
+        (_npz(X[:0], Y[:0]), "pictures: it takes at least two"),
+    ],
+    ids=lambda value: value[:30] if isinstance(value, str) else "",
+)
+def test_data_that_is_damaged_or_no_pictures_is_told(held: Any, words: str, tmp_path: Path) -> None:
+    path = tmp_path / "some.npz"
+    path.write_bytes(held) if isinstance(held, bytes) else np.savez(path, **held)
+    with pytest.raises(memfit.MemfitError) as told:
+        data.load(path, 32)
+    assert words in str(told.value) and str(path) in str(told.value)
+
+
+def test_a_damaged_picture_and_a_damaged_batch_are_told(tmp_path: Path) -> None:
+    (tmp_path / "folders" / "cat").mkdir(parents=True)
+    (tmp_path / "folders" / "cat" / "one.png").write_bytes(b"no picture")
+    (tmp_path / "data_batch_1").write_bytes(b"no pickle")
+    for path, words in ((tmp_path / "folders", "cannot identify image file"), (tmp_path, "UnpicklingError")):
+        with pytest.raises(memfit.MemfitError, match=words):
+            data.load(path, 32)
+
+
+def test_a_damaged_checkpoint_is_told(tmp_path: Path) -> None:
+    (tmp_path / "last.pt").write_bytes(b"nonsense")
+    ended = run(*TINY, "--output-dir", tmp_path, "--resume")
+    assert ended.returncode == 2 and ended.stderr.startswith(f"{tmp_path / 'last.pt'} cannot be read"), ended.stderr
+
+
+def test_the_scale_of_use_fp16_goes_on(tmp_path: Path) -> None:
+    from recipes.conditional_unet.train import main
+
+    flags = [*TINY, "--use_fp16", "--sample-steps", "0", "--output-dir", str(tmp_path)]
+    main([*flags, "--epochs", "1"])
+    path = tmp_path / "last.pt"
+    state = torch.load(path, weights_only=True)
+    state["fitted"]["guard"]["scales"][""]["scale"] = 1024.0  # as if the first epoch had overflowed six times
+    torch.save(state, path)
+    main([*flags, "--epochs", "2", "--resume"])
+    assert torch.load(path, weights_only=True)["fitted"]["guard"]["scales"][""]["scale"] == 1024.0
 
 
 def test_a_pickle_that_would_run_code_is_not_opened(tmp_path: Path) -> None:
