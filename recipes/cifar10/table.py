@@ -15,10 +15,10 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs from anywhere
 
 import memfit
-from memfit.applying import apply_plan
 from memfit.capture.loaders import loader_workers
 from memfit.capture.simulation import built_without_memory
-from memfit.largest_batch import largest_batch
+from memfit.fitting.applying import apply_plan
+from memfit.fitting.largest_batch import largest_batch
 from memfit.levers import LEVERS
 from memfit.units import format_bytes, parse_bytes
 from recipes.cifar10 import data, results

@@ -18,11 +18,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs 
 import torch
 
 import memfit
-from memfit.applying import apply_plan
 from memfit.capture.process import HighWaterMark
 from memfit.capture.simulation import built_without_memory
 from memfit.capture.unwatched import peak_of_a_step
-from memfit.largest_batch import largest_batch
+from memfit.fitting.applying import apply_plan
+from memfit.fitting.largest_batch import largest_batch
 from memfit.levers import LEVERS
 from memfit.units import format_bytes, parse_bytes
 from recipes.conditional_unet import results

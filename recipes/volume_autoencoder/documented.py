@@ -116,6 +116,6 @@ def _is_inside(keys: dict[str, Any], batch: int) -> bool:
 
 def _has_plan(keys: dict[str, Any], batch: int) -> bool:
     try:
-        return planned(_on_card(keys, batch), CARD, device="cuda", quick=True).plan.feasible
+        return find_plan(_on_card(keys, batch), CARD, device="cuda", quick=True).plan.feasible
     except memfit.Infeasible:
         return False
