@@ -9,6 +9,7 @@ from typing import Any
 
 import memfit
 from memfit.capture.simulation import built_without_memory
+from memfit.fitting.planning import find_plan
 from memfit.levers import LEVERS
 from memfit.units import format_bytes, parse_bytes
 from recipes.kit.measuring import Way, measure
