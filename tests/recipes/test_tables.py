@@ -170,11 +170,11 @@ def test_what_the_commands_say_is_shortened_for_the_readme():
 @pytest.mark.parametrize("table", [pixel_table, radar_table, volume_table])
 def test_both_blocks_are_written_into_the_readme(table, tmp_path, monkeypatch):
     """From the function that the README names, with the flags that it names."""
-    readme = table.README.read_text()
+    readme, root = table.README.read_text(), Path(table.__file__).parents[2]
     asked: list[tuple[str, ...]] = []
 
     def told(file: Path, command: str, *flags: str, function: str) -> str:
-        asked.append((f"memfit {command} {file.relative_to(table.README.parents[2])}:{function}", *flags))
+        asked.append((f"memfit {command} {file.relative_to(root)}:{function}", *flags))
         return {"profile": PROFILE.replace("saved", "attention"), "plan": PLAN}[command]
 
     monkeypatch.setattr(table, "README", tmp_path / "README.md")
