@@ -29,6 +29,7 @@ from recipes.volume_autoencoder.model import build_step
 from recipes.volume_autoencoder.train_autoencoder import CONFIGS
 from recipes.volume_autoencoder.ways import (
     DOCUMENTED,
+    FURTHER,
     HERE,
     ON_HOST,
     ORIGINAL,
@@ -91,6 +92,7 @@ def ladder_of(plain: memfit.Ledger, fitted: Sequence[Way]) -> list[tuple[Way, st
         *hand["rounded"],
         (rounded, ""),
         *hand["altered"],
+        *((Way(name, f"{HERE}:step_of", SMALL | keys), "altered") for name, keys in FURTHER.items()),
         (rungs[TOGETHER], "altered"),
     ]
 
