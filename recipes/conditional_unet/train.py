@@ -190,13 +190,16 @@ def device() -> torch.device:
 
 
 def _draw(args: argparse.Namespace, images: Images, step: memfit.Step, folder: Path) -> Path:
-    """A row of four for each class, and a last one without any."""
+    """A row of four for each class, and a last one without any; inside a budget picture by picture."""
     model, each = step.models[""], 4
+    at_once = each if args.budget == "none" else 1
     noise = torch.randn(each, 3, args.image_size, args.image_size, generator=torch.Generator().manual_seed(args.seed)).to(device())
-    classes = [torch.full((each,), n, device=device()) for n in range(len(images.classes))]
-    rows = [sample(model, y, noise, args.sample_steps, args.guidance) for y in classes]
-    rows.append(sample(model, None, noise, args.sample_steps))
-    return save_grid(folder / "samples.png", torch.cat(rows), columns=each, low=-1.0)
+    made = []
+    for number in (*range(len(images.classes)), None):
+        for part in noise.split(at_once):
+            y = None if number is None else torch.full((len(part),), number, device=device())
+            made.append(sample(model, y, part, args.sample_steps, args.guidance))
+    return save_grid(folder / "samples.png", torch.cat(made), columns=each, low=-1.0)
 
 
 if __name__ == "__main__":
