@@ -23,12 +23,16 @@ from torch.utils.data import DataLoader, default_collate
 import memfit
 from recipes.cifar10 import data, screen
 from recipes.cifar10.model import make_model, parameter_count
-from recipes.cifar10.training import SoFar, Tell, Watch, class_loss, documented_epoch, fitted_epoch, swapped_bytes, test
+from recipes.cifar10.training import SoFar, Tell, Watch, class_loss, documented_epoch, fitted_epoch, follow_cosine, swapped_bytes, test
 from recipes.kit.budget import Train, add_budget_flags, training_call
+from recipes.kit.finite import Finite
 from recipes.kit.flags import count, count_or_none, positive
+from recipes.kit.out_of_memory import ran_out
 from recipes.kit.pictures import save_grid
 from recipes.kit.progress import tree_bytes
 from recipes.kit.run_folder import RunFolder
+
+LR = 1e-3
 
 
 def make_step(name: str = "h2q", batch: int = 128, depth: int = 4, workers: int = 0) -> memfit.Step:
@@ -52,7 +56,7 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--batch-size", type=count, default=16, help="pictures in memory at once (default 16)")
     parser.add_argument("--accumulation-steps", type=count, default=8, help="micro-batches to one update (default 8)")
     parser.add_argument("--model", choices=("h2q", "baseline", "both"), default="both")
-    parser.add_argument("--lr", type=positive, default=1e-3)
+    parser.add_argument("--lr", type=positive, help=f"default {LR}; with --resume the checkpoint's, if none is given")
     parser.add_argument("--depth", type=count, default=4, help="mixing blocks of h2q (default 4)")
     parser.add_argument("--num-workers", type=count_or_none, default=0, help="processes of the loader; the original had 2 (default 0)")
     parser.add_argument("--data", choices=("synthetic",), help="pictures made here, when there is no CIFAR-10")
@@ -89,13 +93,15 @@ class Training:
         torch.manual_seed(0)  # each model starts from the same weights, whichever was trained before it
         self.name, self.chosen, self.images, self.so_far = name, chosen, images, SoFar()
         self.model = make_model(name, chosen.depth).to(device())
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), chosen.lr)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), chosen.lr or LR)
         self.schedule = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, chosen.epochs)
         self.loader = make_loader(chosen, images)
         parts: dict[str, Any] = {"model": self.model, "optimizer": self.optimizer, "scheduler": self.schedule, "so_far": self.so_far}
         again = chosen.resume and (chosen.output_dir / name / "last.pt").exists()
         self.folder = RunFolder(chosen.output_dir / name, parts, again)
         self.done = self.folder.resume() if again else 0
+        if told := follow_cosine(self.schedule, chosen.epochs, chosen.lr):
+            print(told)
 
     def step(self) -> memfit.Step:
         """What memfit is given: the whole batch of one update, and the loader, whose workers count."""
@@ -109,16 +115,18 @@ class Training:
         count, batch, steps = parameter_count(self.model), chosen.batch_size, chosen.accumulation_steps
         screen.model_begins(self.name, count, str(device()), batch, steps, self.done)
         needed = chosen.budget != "none" and self.done < chosen.epochs
-        fitted = training_call(self.step(), chosen.budget, chosen.allow, console) if needed else None
+        step = self.step()
+        fitted = training_call(step, chosen.budget, chosen.allow, console) if needed else None
         if fitted:
             self.folder.add("fitted", fitted)
         tracemalloc.start()  # after the planning, which it would slow down
-        every = 10 if fitted else 10 * steps
+        every, finite = 10 if fitted else 10 * steps, Finite(step)
         for epoch in range(self.done, chosen.epochs):
             print(f"\nEpoch {epoch + 1}/{chosen.epochs}")
             data.begin_epoch(self.loader, epoch)
             with Watch() as watch:
                 loss = self._epoch(fitted, screen.teller(len(self.loader), every, watch))
+            finite.check(f"epoch {epoch + 1}", loss, len(self.loader))
             self.schedule.step()
             self._finish(epoch, loss, watch)
 
@@ -158,6 +166,11 @@ def main(argv: list[str] | None = None) -> int:
     except (data.DataError, memfit.MemfitError) as error:
         print(error, file=sys.stderr)
         return error.exit_code if isinstance(error, memfit.MemfitError) else 2
+    except (RuntimeError, MemoryError) as error:
+        if not ran_out(error):
+            raise
+        print("Memory ran out: give a --budget below what is free, or a smaller --batch-size.", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print(f"\nInterrupted: --resume goes on after the last whole epoch in {chosen.output_dir}.", file=sys.stderr)
         return 130

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
@@ -12,6 +13,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import CosineAnnealingLR
 
 from memfit.capture.process import HighWaterMark, give_back_free_memory
 from recipes.cifar10.data import TEST_BATCH, Images, normalised
@@ -65,6 +67,22 @@ def fitted_epoch(call: Train, loader: Iterable[Any], tell: Tell) -> float:
 def empty_cache(device: torch.device) -> None:
     """What the documents do on MPS; on a CPU the next thing to it: malloc gives back what it keeps."""
     {"mps": torch.mps.empty_cache, "cuda": torch.cuda.empty_cache}.get(device.type, give_back_free_memory)()
+
+
+def follow_cosine(schedule: CosineAnnealingLR, epochs: int, rate: float | None) -> str:
+    """A run that goes on for another number of epochs, or with another first rate, follows that cosine from here on. What to say of it.
+
+    A loaded schedule is the saved run's: beyond its end its rate would begin at 0, and swing up and down.
+    """
+    first = rate or schedule.base_lrs[0]
+    if (schedule.T_max, schedule.base_lrs[0]) == (epochs, first):
+        return ""
+    before = f"{schedule.T_max} epochs from {schedule.base_lrs[0]:g}"
+    schedule.T_max, schedule.base_lrs = epochs, [first] * len(schedule.base_lrs)
+    now = first * (1 + math.cos(math.pi * min(schedule.last_epoch, epochs) / epochs)) / 2
+    for group in schedule.optimizer.param_groups:
+        group["lr"], group["initial_lr"] = now, first
+    return f"The run was begun with {before}: from here on its rate follows the cosine of {epochs} epochs from {first:g}, now {now:.3g}."
 
 
 @torch.no_grad()

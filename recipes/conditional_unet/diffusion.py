@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,26 +23,44 @@ def denoising_loss(threshold: float) -> Callable[[ConditionalUNet, dict[str, tor
     """The mean squared error of the predicted noise; a sample's class is dropped with probability `threshold`."""
 
     def loss(model: ConditionalUNet, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        x, y = batch["x"], batch["y"]
-        times = torch.randint(0, TIMES, (x.shape[0],), device=x.device)
-        noise = torch.randn_like(x)
-        left = signal_left().to(x.device)[times].view(-1, 1, 1, 1)
-        noisy = left.sqrt() * x + (1 - left).sqrt() * noise
-        predicted: torch.Tensor = model(noisy, times, y, threshold=threshold)
+        times, noise, noisy = noised(batch["x"])
+        predicted: torch.Tensor = model(noisy, times, batch["y"], threshold=threshold)
         return (predicted - noise).pow(2).mean()
 
     return loss
 
 
+def noised(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """A time for each picture, noise, and the pictures with that much of it."""
+    times = torch.randint(0, TIMES, (x.shape[0],), device=x.device)
+    noise = torch.randn_like(x)
+    left = signal_left().to(x.device)[times].view(-1, 1, 1, 1)
+    return times, noise, left.sqrt() * x + (1 - left).sqrt() * noise
+
+
 @torch.no_grad()
-def validation_loss(model: Any, images: Images, size: int, threshold: float) -> float:
-    """Over at most 512 held-out pictures, with the same times, noise and dropped classes every time."""
-    loss, total, chosen = denoising_loss(threshold), 0.0, torch.arange(images.training, len(images.x))[:512]
-    with torch.random.fork_rng(devices=[]):
+def validation_loss(model: Any, images: Images, size: int, threshold: float, one_by_one: bool = False) -> float:
+    """Over at most 512 held-out pictures, with the same times, noise and dropped classes every time.
+
+    A batch that is trained in parts to fit a budget would not fit as a whole here either: `one_by_one` takes its pictures one at a time.
+    """
+    loss = partial(_one_by_one_loss, threshold) if one_by_one else denoising_loss(threshold)
+    total, chosen = 0.0, torch.arange(images.training, len(images.x))[:512]
+    device = next(model.parameters()).device
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(0)
         for batch in images.batches(size, chosen):
-            total += float(loss(model, batch)) * len(batch["y"])
+            total += float(loss(model, {name: tensor.to(device) for name, tensor in batch.items()})) * len(batch["y"])
     return total / len(chosen)
+
+
+def _one_by_one_loss(threshold: float, model: Any, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    """From the same random numbers as the whole batch's. `low_rank` and `conditional` look at a batch: here at one picture."""
+    times, noise, noisy = noised(batch["x"])
+    dropped = (torch.rand(len(times), device=times.device) < threshold).tolist()  # as the model does in training
+    each = zip(noisy.split(1), times.split(1), batch["y"].split(1), dropped, strict=True)
+    predicted = torch.cat([model(x, at, y, clf_free=True, null=null) for x, at, y, null in each])
+    return (predicted - noise).pow(2).mean()
 
 
 @torch.no_grad()
@@ -51,7 +70,7 @@ def sample(model: Any, y: torch.Tensor | None, noise: torch.Tensor, steps: int =
     times = torch.linspace(TIMES - 1, 0, steps).long().tolist()
     x = noise
     for now, then in zip(times, [*times[1:], None], strict=True):
-        at = torch.full((len(x),), now)
+        at = torch.full((len(x),), now, device=x.device)
         predicted: torch.Tensor = model(x, at, clf_free=True, null=True)
         if y is not None:
             predicted = predicted + (1 + guidance) * (model(x, at, y, clf_free=True) - predicted)

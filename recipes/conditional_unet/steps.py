@@ -30,9 +30,11 @@ def build_step(
     threshold: float = 0.1,
     lr: float = 2e-4,
     kernel: str = "written out",
+    device: torch.device | None = None,
 ) -> memfit.Step:
     """Model, loss and optimizer. `use_fp16` is autocast with float32 weights and a scaled loss: `model.half()` would lose small updates."""
-    model = ConditionalUNet(sizes, config, KERNELS[kernel])
+    model = ConditionalUNet(sizes, config, KERNELS[kernel]).to(device)
+    batch = {name: tensor.to(device) for name, tensor in batch.items()}
     step = memfit.Step(model, denoising_loss(threshold), torch.optim.AdamW(model.parameters(), lr=lr), batch)
     if config.use_fp16:
         LEVERS["precision"].apply(step, _FLOAT16)

@@ -29,11 +29,14 @@ from recipes.conditional_unet.diffusion import TIMES, sample, validation_loss
 from recipes.conditional_unet.model import Sizes
 from recipes.conditional_unet.steps import GUIDED_DIFFUSION, build_step, get_optimal_batch_size, step_of
 from recipes.kit.budget import add_budget_flags, training_call
+from recipes.kit.finite import Finite
 from recipes.kit.flags import count, count_or_none, positive
+from recipes.kit.out_of_memory import ran_out
 from recipes.kit.pictures import save_grid
 from recipes.kit.progress import bar, tree_bytes
 from recipes.kit.run_folder import RunFolder
 
+LR = 2e-4
 _LOW_RANK_ENDED = (
     "low_rank cannot go on: the SVD of what the weights have become does not converge. A class that repeats in a batch is enough to make "
     "its gradients NaN. Take another --optimization_method: factored is exact."
@@ -68,7 +71,7 @@ def arguments() -> argparse.ArgumentParser:
     batch = parser.add_mutually_exclusive_group()
     batch.add_argument("--batch-size", type=count, default=32)
     batch.add_argument("--available", help="take the largest batch predicted to fit this memory, as in 4GiB")
-    parser.add_argument("--lr", type=positive, default=2e-4)
+    parser.add_argument("--lr", type=positive, help=f"default {LR}; with --resume the checkpoint's, if none is given")
     parser.add_argument("--threshold", type=float, default=0.1, help="the probability of dropping a class in training (default 0.1)")
     parser.add_argument("--preset", choices=sorted(PRESETS), default="none")
     parser.add_argument("--memory_optimization", action=argparse.BooleanOptionalAction)
@@ -100,6 +103,10 @@ def main(argv: list[str] | None = None) -> None:
     except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
         print(_LOW_RANK_ENDED, file=sys.stderr)
         sys.exit(2)
+    except (RuntimeError, MemoryError) as error:
+        if not ran_out(error):
+            raise
+        parser.error("memory ran out: give a --budget below what is free, or smaller --batch-size, --image-size and --samples")
 
 
 def _faults(args: argparse.Namespace) -> list[str]:
@@ -143,9 +150,9 @@ def run(args: argparse.Namespace, console: Console) -> None:
         console.print(f"batch size {args.batch_size}: the largest predicted to fit {args.available}")
     torch.manual_seed(args.seed)
     first = next(images.batches(args.batch_size, torch.arange(images.training)))
-    step = build_step(sizes, config, first, args.threshold, args.lr)
+    step = build_step(sizes, config, first, args.threshold, args.lr or LR, device=device())
     folder = RunFolder(args.output_dir, {"model": step.models[""], "optimizer": step.optimizers[0]}, args.resume)
-    done = folder.resume() if args.resume else 0
+    done = folder.resume(args.lr) if args.resume else 0
     console.print(f"{len(images.x)} pictures of {len(images.classes)} classes, optimization_method {config.method}")
     _train(args, images, step, folder, done, console)
     if args.sample_steps:
@@ -155,18 +162,20 @@ def run(args: argparse.Namespace, console: Console) -> None:
 def _train(args: argparse.Namespace, images: Images, step: memfit.Step, folder: RunFolder, done: int, console: Console) -> None:
     if done >= args.epochs:
         return
-    train = training_call(step, args.budget, args.allow, console)
+    train, finite = training_call(step, args.budget, args.allow, console), Finite(step)
     folder.add("fitted", train)
     for epoch in range(done, args.epochs):
         started, losses, order = time.perf_counter(), [], torch.randperm(images.training)
         with bar(console, f"epoch {epoch + 1}/{args.epochs}", -(-images.training // args.batch_size)) as advance:
             for batch in images.batches(args.batch_size, order):
-                loss = train(batch)
+                loss = train({name: tensor.to(device()) for name, tensor in batch.items()})
                 assert isinstance(loss, float)
                 losses.append(loss * len(batch["y"]))
                 advance(f"loss {loss:.4f}")
-        validation = validation_loss(step.models[""], images, args.batch_size, args.threshold)
-        row: dict[str, Any] = {"epoch": epoch + 1, "loss": sum(losses) / images.training, "validation": validation}
+        mean = sum(losses) / images.training
+        finite.check(f"epoch {epoch + 1}", mean, len(losses))
+        validation = validation_loss(step.models[""], images, args.batch_size, args.threshold, one_by_one=args.budget != "none")
+        row: dict[str, Any] = {"epoch": epoch + 1, "loss": mean, "validation": validation}
         folder.log(**row, seconds=round(time.perf_counter() - started, 1), memory_bytes=tree_bytes())
         folder.save(epoch + 1)
         console.print(
@@ -175,13 +184,22 @@ def _train(args: argparse.Namespace, images: Images, step: memfit.Step, folder: 
         )
 
 
+def device() -> torch.device:
+    """A card, or the CPU; only the CPU was ever tried."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
 def _draw(args: argparse.Namespace, images: Images, step: memfit.Step, folder: Path) -> Path:
-    """A row of four for each class, and a last one without any."""
+    """A row of four for each class, and a last one without any; inside a budget picture by picture."""
     model, each = step.models[""], 4
-    noise = torch.randn(each, 3, args.image_size, args.image_size, generator=torch.Generator().manual_seed(args.seed))
-    rows = [sample(model, torch.full((each,), n), noise, args.sample_steps, args.guidance) for n in range(len(images.classes))]
-    rows.append(sample(model, None, noise, args.sample_steps))
-    return save_grid(folder / "samples.png", torch.cat(rows), columns=each, low=-1.0)
+    at_once = each if args.budget == "none" else 1
+    noise = torch.randn(each, 3, args.image_size, args.image_size, generator=torch.Generator().manual_seed(args.seed)).to(device())
+    made = []
+    for number in (*range(len(images.classes)), None):
+        for part in noise.split(at_once):
+            y = None if number is None else torch.full((len(part),), number, device=device())
+            made.append(sample(model, y, part, args.sample_steps, args.guidance))
+    return save_grid(folder / "samples.png", torch.cat(made), columns=each, low=-1.0)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from PIL import Image
 
 def save_grid(path: Path, images: torch.Tensor, columns: int = 8, low: float = 0.0, high: float = 1.0) -> Path:
     """[N, C, H, W] (one or three channels) as a grid; `low` is black, `high` is white. Small pictures are enlarged to 64 pixels."""
-    pixels = ((images.detach().float() - low) / (high - low)).clamp(0, 1)
+    pixels = ((images.detach().float().cpu() - low) / (high - low)).clamp(0, 1)
     pixels = pixels.repeat_interleave(scale := max(1, 64 // pixels.shape[-2]), -2).repeat_interleave(scale, -1)
     columns = min(columns, len(pixels))
     pixels = torch.nn.functional.pad(pixels, (1, 1, 1, 1), value=1.0)

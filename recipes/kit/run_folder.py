@@ -1,4 +1,7 @@
-"""A run's folder: a CSV log, the last checkpoint, pictures; and how a run goes on where it stopped."""
+"""A run's folder: a CSV log, the last checkpoint, pictures; and how a run goes on where it stopped.
+
+A log and the checkpoint beside it belong together: the checkpoint knows the log as it was, and a resumed run goes on from that one.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
 import torch
+from torch.optim import Optimizer
 
 
 class Stateful(Protocol):
@@ -31,28 +35,36 @@ class RunFolder:
         except OSError as error:
             _refuse(f"{path} cannot be a run's folder ({error.strerror}): name another --output-dir.")
         self._log = path / "log.csv"
-        if not resume:
-            self._log.unlink(missing_ok=True)
+        self._begins_with: str | None = None if resume else ""  # what is in the log before this run's first row; None: what is there
 
     def log(self, **values: object) -> None:
-        """One row of `log.csv`; the first row's names are its header."""
-        new = not self._log.exists()
+        """One row of `log.csv`; the first row's names are its header. Another run's log stays until this one has something to say."""
+        if self._begins_with is not None:
+            with self._log.open("w", newline="") as file:
+                file.write(self._begins_with)
+            self._begins_with = None
         with self._log.open("a", newline="") as file:
             writer = csv.DictWriter(file, list(values))
-            if new:
+            if not file.tell():
                 writer.writeheader()
             writer.writerow(values)
 
     def save(self, epoch: int, name: str = "last.pt") -> Path:
         """Everything the next epoch depends on, random state included; a crash while writing leaves the old file."""
-        state = {"epoch": epoch, "random": torch.get_rng_state(), **{part: it.state_dict() for part, it in self.parts.items()}}
+        state = {"epoch": epoch, "log": self._logged(), **_random_state(), **{part: it.state_dict() for part, it in self.parts.items()}}
         path, unfinished = self.path / name, self.path / f"{name}.unfinished"
         torch.save(state, unfinished)
         os.replace(unfinished, path)
         return path
 
-    def resume(self, name: str = "last.pt") -> int:
-        """Load the last checkpoint; the number of epochs done."""
+    def _logged(self) -> str:
+        if self._begins_with is not None or not self._log.exists():
+            return self._begins_with or ""
+        with self._log.open(newline="") as file:
+            return file.read()
+
+    def resume(self, learning_rate: float | None = None, name: str = "last.pt") -> int:
+        """Load the last checkpoint; the number of epochs done. A learning rate that is given goes before the saved one."""
         path = self.path / name
         if not path.exists():
             _refuse(f"There is nothing to resume: {path} does not exist. Leave out --resume, or name the run's folder.")
@@ -65,7 +77,11 @@ class RunFolder:
                 it.load_state_dict(state[part])
             except (RuntimeError, ValueError, KeyError, TypeError) as error:
                 _refuse(f"{path} was saved by a run with other flags; its {part} does not fit this one: {_shortened(error)}")
-        torch.set_rng_state(state["random"])
+        _set_random_state(state)
+        self._begins_with = state.get("log")
+        if learning_rate is not None:
+            for group in (group for it in self.parts.values() if isinstance(it, Optimizer) for group in it.param_groups if "lr" in group):
+                group["lr"] = learning_rate
         self._unclaimed = {name: it for name, it in state.items() if name not in self.parts}
         return int(state["epoch"])
 
@@ -77,6 +93,18 @@ class RunFolder:
         self.parts[name] = part
         if (state := self._unclaimed.pop(name, None)) and part.state_dict():
             part.load_state_dict(state)
+
+
+def _random_state() -> dict[str, Any]:
+    """Of the CPU's generator, and of each card's where there are some."""
+    cards = {"random_cuda": torch.cuda.get_rng_state_all()} if torch.cuda.is_available() else {}
+    return {"random": torch.get_rng_state(), **cards}
+
+
+def _set_random_state(state: dict[str, Any]) -> None:
+    torch.set_rng_state(state["random"])
+    if (cards := state.get("random_cuda")) and len(cards) == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all(cards)
 
 
 def _read(path: Path) -> dict[str, Any]:

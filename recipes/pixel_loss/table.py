@@ -29,7 +29,8 @@ from memfit.units import format_bytes
 from recipes.kit.budget import levers_in_words
 from recipes.kit.largest import EXACT, ROUNDED, largest_by_way
 from recipes.kit.measuring import Measured, Way, measure
-from recipes.kit.tables import write_table
+from recipes.kit.tables import write_block, write_table
+from recipes.kit.told import findings, techniques, told
 from recipes.pixel_loss.train import make_step
 from recipes.pixel_loss.ways import (
     BY_HAND,
@@ -185,8 +186,16 @@ def side_by_side() -> None:
     write_main(measured(MAIN), here, card, trained)
 
 
+def write_told() -> None:
+    """What memfit's commands say of the documented size."""
+    program, four = Path(__file__).with_name("train.py"), "make_512_four"
+    write_block(README, "finding", findings(told(program, "profile", "--simulate", function=four), "saved", peak=True))
+    write_block(README, "plan", techniques(told(program, "plan", "--budget", "4GiB", function=four)))
+
+
 def main() -> None:
     """All tables, the quick ones first."""
+    write_told()
     predicted = [row for case in PREDICTED for row in predicted_rows(case)]
     write_table(RESULTS, "predicted", ("images", "way", "peak", "saved", "time"), predicted)
     eight = [*(eight_row(size) for size in EIGHT), eight_row_measured(EIGHT_RUN)]

@@ -20,6 +20,7 @@ from torch import Tensor
 
 import memfit
 from recipes.kit.budget import Train, add_budget_flags, training_call
+from recipes.kit.finite import Finite
 from recipes.kit.flags import count, positive
 from recipes.kit.out_of_memory import ran_out
 from recipes.kit.pictures import save_grid
@@ -30,12 +31,13 @@ from recipes.pixel_loss.loss import Chunks, whole_loss
 from recipes.pixel_loss.model import Decoder, PixelModel, load_decoder
 
 HIDDEN = 3584  # of BAGEL's LLM
+LR = 1e-3
 SHOWN = 4  # pictures in a run's PNG
 LARGEST = 8192  # pixels along a side: 256 times the memory of 512 × 512
 
 
 def make_step(
-    image_size: int = 128, batch_size: int = 4, hand_fix: bool = False, chunks: Chunks | None = None, hidden: int = HIDDEN, lr: float = 1e-3
+    image_size: int = 128, batch_size: int = 4, hand_fix: bool = False, chunks: Chunks | None = None, hidden: int = HIDDEN, lr: float = LR
 ) -> memfit.Step:
     """One training step on made-up tokens and pixels: what memory and time depend on are their sizes only."""
     torch.manual_seed(0)
@@ -103,7 +105,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--batch-size", type=count, default=4)
     parser.add_argument("--images", type=count, default=16, help="how many synthetic pictures (default 16)")
     parser.add_argument("--epochs", type=count, default=2)
-    parser.add_argument("--lr", type=positive, default=1e-3)
+    parser.add_argument("--lr", type=positive, help=f"default {LR}; with --resume the checkpoint's, if none is given")
     parser.add_argument("--hand-fix", action="store_true", help="the documented fix: checkpoint the decoder's two finest levels")
     parser.add_argument("--output-dir", type=Path, default=Path("runs/pixel_loss"))
     parser.add_argument("--resume", action="store_true", help="go on where the run in --output-dir stopped")
@@ -125,11 +127,13 @@ class Run:
             console.print(
                 "No --vae: the decoder's weights are fixed random ones, so pictures only show whether the projection finds its latents."
             )
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.model = PixelModel(HIDDEN, decoder)
         self.pictures = self._pictures()
         self.batch_size = min(arguments.batch_size, len(self.pictures.images))
-        first = self.pictures.batch(torch.arange(self.batch_size))
-        self.step = step_of(self.model, first, chunks if arguments.budget == "none" else None, arguments.lr)
+        self.model.to(self.device)
+        first = self._batch(torch.arange(self.batch_size))
+        self.step = step_of(self.model, first, chunks if arguments.budget == "none" else None, arguments.lr or LR)
         self.folder = RunFolder(
             arguments.output_dir, {"llm2vae": self.model.llm2vae, "optimizer": self.step.optimizers[0]}, arguments.resume
         )
@@ -140,16 +144,21 @@ class Run:
             return from_folder(arguments.data_dir, arguments.image_size, HIDDEN)
         return synthetic(arguments.images, arguments.image_size, HIDDEN, self.model.decoder)
 
+    def _batch(self, which: Tensor) -> dict[str, Tensor]:
+        return {name: tensor.to(self.device) for name, tensor in self.pictures.batch(which).items()}
+
     def train(self) -> None:
         """Every epoch: all pictures in a new order, a checkpoint, a PNG."""
-        first = self.folder.resume() if self.arguments.resume else 0
+        first = self.folder.resume(self.arguments.lr) if self.arguments.resume else 0
         if first >= self.arguments.epochs:
             self.console.print(f"Nothing is left to do: {first} epochs are done, and --epochs is {self.arguments.epochs}.")
             return
         train = training_call(self.step, self.arguments.budget, self.arguments.allow, self.console)
         self.folder.add("fitted", train)
+        finite = Finite(self.step)
         for epoch in range(first, self.arguments.epochs):
             loss = self._epoch(epoch, train)
+            finite.check(f"epoch {epoch + 1}", loss, -(-len(self.pictures.images) // self.batch_size))
             self.folder.save(epoch + 1)
             self.console.print(f"Epoch {epoch + 1}/{self.arguments.epochs} | pixel loss {loss:.6f} | PSNR {self._show(epoch):.2f} dB")
 
@@ -158,7 +167,7 @@ class Run:
         total = 0.0
         with bar(self.console, f"Epoch {epoch + 1}", len(batches)) as advance:
             for number, which in enumerate(batches):
-                step, loss = epoch * len(batches) + number, float(train(self.pictures.batch(which)))  # type: ignore[arg-type]
+                step, loss = epoch * len(batches) + number, float(train(self._batch(which)))  # type: ignore[arg-type]
                 self.folder.log(step=step, epoch=epoch + 1, pixel_loss=loss)
                 if step % 100 == 0:
                     self._print_gradients(self.console.print)
@@ -174,7 +183,7 @@ class Run:
 
     def _show(self, epoch: int) -> float:
         """Targets above, what the projection's latents decode to below; the PSNR between them."""
-        shown = self.pictures.batch(torch.arange(min(SHOWN, len(self.pictures.images))))
+        shown = self._batch(torch.arange(min(SHOWN, len(self.pictures.images))))
         with torch.no_grad():
             made = torch.cat([self.model.decoder(z) for z in self.model.latents(shown["tokens"]).split(1)])
         target = shown["images"]

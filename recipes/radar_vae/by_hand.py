@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
-
 import memfit
-from memfit.step.running import Part
 from recipes.radar_vae.data import Grid
+from recipes.radar_vae.stages import accumulate
 from recipes.radar_vae.train_latent_diffusion import make_step
 
 
@@ -16,10 +13,4 @@ def make_by_hand(
 ) -> memfit.Step:
     """A step with the documented fixes; `part` is the batch size under gradient accumulation (noise is then drawn part by part)."""
     step = make_step(vae_type, batch, grid, amp, checkpoint)
-    if part is not None:
-
-        def split(_phase: str, batch: Any) -> Iterator[Part]:
-            return (Part(samples, len(samples) / len(batch)) for samples in batch.split(part))
-
-        step.running.split = split
-    return step
+    return step if part is None else accumulate(step, part)

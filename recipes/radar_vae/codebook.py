@@ -29,9 +29,10 @@ class Codebook(nn.Module):
         self.statistics = nn.Parameter(torch.zeros(codes, LATENT_CHANNELS + 1))
 
     def nearest(self, positions: torch.Tensor) -> torch.Tensor:
-        """The number of the nearest code for each row."""
-        lengths = self.codes.pow(2).sum(1)
-        return torch.cat([(lengths - 2 * rows @ self.codes.T).argmin(1) for rows in positions.split(_ROWS)])
+        """The number of the nearest code for each row: in the codes' own precision, of two codes half of it may take the farther one."""
+        with torch.autocast(positions.device.type, enabled=False):
+            lengths, positions = self.codes.pow(2).sum(1), positions.to(self.codes.dtype)
+            return torch.cat([(lengths - 2 * rows @ self.codes.T).argmin(1) for rows in positions.split(_ROWS)])
 
     def forward(self, latent: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """The latent's codes with gradients passed straight through, each sample's commitment, and what the statistics learn by."""

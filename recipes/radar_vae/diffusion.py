@@ -85,8 +85,21 @@ def kept_signal(time: torch.Tensor) -> torch.Tensor:
 def diffusion_loss(unet: LatentUNet, latents: torch.Tensor) -> torch.Tensor:
     """How well the noise is foretold, at a random time for each latent."""
     latents = latents.to(unet.enter.weight.device)
-    time = torch.randint(0, STEPS, latents.shape[:1], device=latents.device)
-    noise = torch.randn_like(latents)
+    return _foretold(unet, latents, *_drawn(latents))
+
+
+def one_by_one_loss(unet: LatentUNet, latents: torch.Tensor) -> float:
+    """The same, from the same random numbers, one latent at a time: it takes no more memory than one."""
+    latents = latents.to(unet.enter.weight.device)
+    each = zip(latents.split(1), *(drawn.split(1) for drawn in _drawn(latents)), strict=True)
+    return sum(float(_foretold(unet, *one)) for one in each) / len(latents)
+
+
+def _drawn(latents: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randint(0, STEPS, latents.shape[:1], device=latents.device), torch.randn_like(latents)
+
+
+def _foretold(unet: LatentUNet, latents: torch.Tensor, time: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
     kept = kept_signal(time)[:, None, None, None, None]
     noisy = kept.sqrt() * latents + (1 - kept).sqrt() * noise
     foretold: torch.Tensor = unet(noisy, time)

@@ -172,3 +172,12 @@ def make_vae(vae_type: str, use_checkpoint: bool = False) -> VAE3D:
 
     config = replace(VAE_TYPES[vae_type], use_checkpoint=use_checkpoint)
     return VQVAE3D(config) if config.codes else VAE3D(config)
+
+
+def type_of(vae: VAE3D) -> str:
+    """The documented name of its kind.
+
+    >>> type_of(make_vae("ultra_lightweight", use_checkpoint=True))
+    'ultra_lightweight'
+    """
+    return next(name for name, config in VAE_TYPES.items() if config == replace(vae.config, use_checkpoint=False))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable, Iterator, Sized
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,7 +15,11 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 import memfit
+from memfit.levers.precision_running import FiniteGuard
+from memfit.step import device_of
+from memfit.step.running import Part
 from recipes.kit.budget import Train
+from recipes.kit.finite import Finite
 from recipes.kit.progress import bar
 from recipes.kit.run_folder import RunFolder, Stateful
 from recipes.radar_vae.codebook import VQVAE3D, EMACodebook
@@ -59,6 +64,21 @@ class Facts:
 
 
 @dataclass
+class Best:
+    """The lowest validation loss until now: a run that goes on must not take a worse model for the best."""
+
+    loss: float = float("inf")
+
+    def state_dict(self) -> dict[str, Any]:
+        """As a checkpoint keeps it."""
+        return asdict(self)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """From a checkpoint."""
+        self.loss = state["loss"]
+
+
+@dataclass
 class Stage:
     """One training, ready to run. `draw(path)` writes pictures of what the model can do by now."""
 
@@ -68,18 +88,21 @@ class Stage:
     order: EpochOrder
     validate: Callable[[], float]
     draw: Callable[[Path], None]
+    finite: Finite
 
     def run(self, folder: RunFolder, first: int, epochs: int, console: Console) -> None:
         """Epoch by epoch: train, judge, log, draw, save."""
-        best = float("inf")
+        folder.add("best", best := Best())
         for epoch in range(first, epochs):
-            loss, validation = self._epoch(epoch, console), self.validate()
+            loss = self._epoch(epoch, console)
+            self.finite.check(f"epoch {epoch + 1}", loss, len(self.loader))
+            validation = self.validate()
             folder.log(epoch=epoch + 1, loss=f"{loss:.6f}", val_loss=f"{validation:.6f}")
             console.print(f"{self.title} epoch {epoch + 1}/{epochs} | loss {loss:.5f} | val loss {validation:.5f}")
             self.draw(folder.path / f"epoch_{epoch + 1:04d}.png")
+            better, best.loss = validation < best.loss, min(validation, best.loss)
             folder.save(epoch + 1)
-            if validation < best:
-                best = validation
+            if better:
                 folder.save(epoch + 1, "best.pt")
 
     def _epoch(self, epoch: int, console: Console) -> float:
@@ -92,9 +115,9 @@ class Stage:
         return total / samples
 
 
-def epochs_done(folder: RunFolder, resume: bool, epochs: int, console: Console) -> int | None:
+def epochs_done(folder: RunFolder, args: argparse.Namespace, epochs: int, console: Console) -> int | None:
     """Where the run goes on; None, and a word about it, where all its epochs are done."""
-    done = folder.resume() if resume else 0
+    done = folder.resume(args.lr) if args.resume else 0
     if done < epochs:
         return done
     console.print(f"Nothing is left to do: {done} epochs are done, and {epochs} were asked for.")
@@ -113,37 +136,34 @@ def vae_step(models: Models, batch: torch.Tensor, learning_rate: float = 1e-4, a
     def loss(models: Models, voxels: torch.Tensor) -> torch.Tensor:
         return vae_loss(cast(VAE3D, models["vae"]), cast(Perceptual3DLoss, models["perceptual"]), voxels, amp)
 
-    return memfit.Step(models, loss, optimizers, batch, **more)
+    return _guarded(memfit.Step(models, loss, optimizers, batch, **more), amp)
 
 
 def ldm_step(unet: LatentUNet, batch: torch.Tensor, learning_rate: float = 2e-4, amp: bool = False, loader: Any = None) -> memfit.Step:
-    """One step of the latent diffusion."""
+    """One step of the latent diffusion, on latents as the diffusion sees them."""
 
     def loss(unet: LatentUNet, latents: torch.Tensor) -> torch.Tensor:
         with torch.autocast(latents.device.type, torch.bfloat16, enabled=amp):
             return diffusion_loss(unet, latents)
 
-    return memfit.Step(unet, loss, torch.optim.AdamW(unet.parameters(), learning_rate), batch, loader=loader)
+    return _guarded(memfit.Step(unet, loss, torch.optim.AdamW(unet.parameters(), learning_rate), batch, loader=loader), amp)
 
 
-def accumulated(step: memfit.Step, part: int) -> Train:
+def _guarded(step: memfit.Step, amp: bool) -> memfit.Step:
+    """Half precision may give a NaN where float32 gives none: that step is skipped, and the module named in which it began."""
+    if amp:
+        step.running.guard = FiniteGuard(step, device_of(step), torch.bfloat16)
+    return step
+
+
+def accumulate(step: memfit.Step, part: int) -> memfit.Step:
     """The documented accumulation: the optimizer steps once for several parts, each weighted by its samples (the last may be smaller)."""
-    loss_of = step.loss
-    assert loss_of is not None
 
-    def train(batch: torch.Tensor) -> float:
-        for optimizer in step.optimizers:
-            optimizer.zero_grad()
-        total = 0.0
-        for samples in batch.split(part):
-            loss = loss_of(step.model, samples) * (len(samples) / len(batch))
-            loss.backward()
-            total += float(loss.detach())
-        for optimizer in step.optimizers:
-            optimizer.step()
-        return total
+    def split(_phase: str, batch: Any) -> Iterator[Part]:
+        return (Part(samples, len(samples) / len(batch)) for samples in batch.split(part))
 
-    return train
+    step.running.split = split
+    return step
 
 
 def loader_of(samples: Dataset[Any], batch: int, workers: int, order: EpochOrder | None = None) -> DataLoader[Any]:
@@ -153,18 +173,27 @@ def loader_of(samples: Dataset[Any], batch: int, workers: int, order: EpochOrder
     )
 
 
-def judged(samples: Any, step: memfit.Step, batch: int) -> Callable[[], float]:
-    """The step's mean loss over other samples, with the same noise every time; training's random numbers stay where they are."""
-    loss_of, loader = step.loss, loader_of(samples, batch, workers=0)
-    assert loss_of is not None
+def judged(samples: Any, loss: Callable[[torch.Tensor], float], batch: int) -> Callable[[], float]:
+    """The mean loss over other samples, with the same noise every time; training's random numbers stay where they are."""
+    loader = loader_of(samples, batch, workers=0)
 
     @torch.no_grad()
     def validate() -> float:
         with torch.random.fork_rng():
             torch.manual_seed(1)
-            return sum(float(loss_of(step.model, part)) * len(part) for part in loader) / len(samples)
+            return sum(loss(part) * len(part) for part in loader) / len(samples)
 
     return validate
+
+
+def one_by_one(step: memfit.Step) -> Callable[[torch.Tensor], float]:
+    """The VAE's loss of a batch from its samples, one at a time: a batch that is trained in parts would not fit as a whole here either."""
+
+    def loss(batch: torch.Tensor) -> float:
+        assert step.loss is not None
+        return sum(float(step.loss(step.model, sample)) for sample in batch.split(1)) / len(batch)
+
+    return loss
 
 
 def parts_of(step: memfit.Step, **more: Stateful) -> dict[str, Stateful]:

@@ -22,7 +22,8 @@ from memfit.capture.simulation import built_without_memory
 from memfit.units import format_bytes
 from recipes.kit.largest import EXACT, ROUNDED, largest_by_way
 from recipes.kit.measuring import Measured, apart, measure
-from recipes.kit.tables import write_table
+from recipes.kit.tables import write_block, write_table
+from recipes.kit.told import findings, techniques, told
 from recipes.radar_vae.by_hand import make_by_hand
 from recipes.radar_vae.data import Grid
 from recipes.radar_vae.model import GRID
@@ -178,6 +179,13 @@ def _words(grid: tuple[int, int, int]) -> str:
     return "×".join(map(str, grid))
 
 
+def write_told() -> None:
+    """What memfit's commands say of the documented step."""
+    program, step, card = HERE / "train_latent_diffusion.py", "make_documented_step", ("--device", "cuda")
+    write_block(README, "finding", findings(told(program, "profile", "--simulate", *card, function=step), "microbatch", peak=True))
+    write_block(README, "plan", techniques(told(program, "plan", "--budget", CARD, *card, function=step), lowest=True))
+
+
 def side_by_side(points: Path | None) -> None:
     """The README's tables, and the whole of what they are made of."""
     peaks, found = predicted_peaks(), measure(ways(), rounds=2)
@@ -194,6 +202,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Measure this recipe and write its tables.")
     parser.add_argument("--data-dir", type=Path, help="an .npz of radar points; made-up voxels without it")
     points = parser.parse_args().data_dir
+    write_told()
     side_by_side(points)
     training(points)
 

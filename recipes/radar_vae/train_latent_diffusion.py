@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import argparse
 import sys
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs from anywhere, and not only where `recipes` is
 
@@ -24,17 +25,32 @@ import torch
 from rich.console import Console
 
 import memfit
-from recipes.kit.budget import Train, add_budget_flags, training_call
+from recipes.kit.budget import Original, add_budget_flags, training_call
+from recipes.kit.finite import Finite
 from recipes.kit.flags import count, count_or_none, positive
 from recipes.kit.out_of_memory import ran_out
 from recipes.kit.pictures import save_grid
 from recipes.kit.progress import bar
 from recipes.kit.run_folder import RunFolder
 from recipes.radar_vae.data import DataError, Grid, Volumes, length_of, open_data
-from recipes.radar_vae.diffusion import LatentUNet, sample_latents
+from recipes.radar_vae.diffusion import LatentUNet, one_by_one_loss, sample_latents
 from recipes.radar_vae.losses import Perceptual3DLoss
-from recipes.radar_vae.model import CHANNELS, GRID, REDUCTION, VAE3D, VAE_TYPES, latent_shape, make_vae
-from recipes.radar_vae.stages import EpochOrder, Facts, Stage, accumulated, epochs_done, judged, ldm_step, loader_of, parts_of, vae_step
+from recipes.radar_vae.model import CHANNELS, GRID, REDUCTION, VAE3D, VAE_TYPES, latent_shape, make_vae, type_of
+from recipes.radar_vae.stages import (
+    EpochOrder,
+    Facts,
+    Stage,
+    accumulate,
+    epochs_done,
+    judged,
+    ldm_step,
+    loader_of,
+    one_by_one,
+    parts_of,
+    vae_step,
+)
+
+LR, SMALLEST = 1e-4, "ultra_lightweight"
 
 
 def make_step(
@@ -42,9 +58,9 @@ def make_step(
 ) -> memfit.Step:
     """A VAE's step in a size for a laptop; the ultra-lightweight type is offered as what it is, another model."""
     models = {"vae": make_vae(vae_type, checkpoint), "perceptual": Perceptual3DLoss()}
-    small = {"ultra_lightweight": lambda: make_step("ultra_lightweight", batch, grid, amp, checkpoint)}
+    small = {SMALLEST: lambda: make_step(SMALLEST, batch, grid, amp, checkpoint)}
     voxels = torch.rand(batch, CHANNELS, *grid)
-    return vae_step(models, voxels, amp=amp, variants={} if vae_type == "ultra_lightweight" else small)
+    return vae_step(models, voxels, amp=amp, variants={} if vae_type == SMALLEST else small)
 
 
 def make_documented_step() -> memfit.Step:
@@ -61,19 +77,27 @@ def train_vae(args: argparse.Namespace, console: Console, device: torch.device) 
     """The first stage."""
     train, val = open_data(args.data, args.dataset_dir, args.grid, args.max_samples)
     torch.manual_seed(args.seed)
-    vae = make_vae(args.vae_type, args.use_checkpoint).to(device)
     loader, order, batch = _loader(train, args)
-    step = vae_step({"vae": vae, "perceptual": Perceptual3DLoss().to(device)}, batch, args.lr, args.use_amp, loader=loader)
-    folder = RunFolder(args.output_dir / "vae", parts_of(step, facts=Facts(vae_type=args.vae_type, grid=list(args.grid))), args.resume)
-    if (first := epochs_done(folder, args.resume, args.vae_epochs, console)) is None:
+
+    def build(vae_type: str, **more: Any) -> memfit.Step:
+        models = {"vae": make_vae(vae_type, args.use_checkpoint).to(device), "perceptual": Perceptual3DLoss().to(device)}
+        return vae_step(models, batch, args.lr or LR, args.use_amp, loader=loader, **more)
+
+    step = build(args.vae_type, variants={} if args.vae_type == SMALLEST else {SMALLEST: lambda: build(SMALLEST)})
+    folder = RunFolder(args.output_dir / "vae", {}, args.resume)
+    call = _call(step, args, console)
+    vae = cast(VAE3D, step.models["vae"])  # with --allow altered it may be the smallest type by now
+    folder.parts |= parts_of(step, facts=Facts(vae_type=type_of(vae), grid=list(args.grid)))
+    if (first := epochs_done(folder, args, args.vae_epochs, console)) is None:
         return
+    folder.add("fitted", call)
     shown = [train[0], *(val[n] for n in range(min(3, length_of(val))))]
 
     def draw(path: Path) -> None:
         made = [reconstructed(vae, volume[None].to(device))[0] for volume in shown]
         save_volumes(path, [*shown, *made], columns=len(shown))
 
-    stage = Stage("VAE", _call(step, args, console, folder), loader, order, judged(val, step, args.batch_size), draw)
+    stage = Stage("VAE", call, loader, order, judged(val, one_by_one(step), args.batch_size), draw, Finite(step))
     stage.run(folder, first, args.vae_epochs, console)
 
 
@@ -84,13 +108,16 @@ def train_ldm(args: argparse.Namespace, console: Console, device: torch.device) 
     del vae
     torch.manual_seed(args.seed)
     unet = LatentUNet().to(device)
-    train, val = (unet.standardise(latents) for latents in (unet.fit_scale(train), val))
-    loader, order, batch = _loader(list(train), args)
-    step = ldm_step(unet, batch, args.lr, args.use_amp, loader)
+    latents = list(unet.standardise(unet.fit_scale(train)))
+    loader, order, batch = _loader(latents, args)
+    step = ldm_step(unet, batch, args.lr or LR, args.use_amp, loader)
     folder = RunFolder(args.output_dir / "ldm", parts_of(step, facts=Facts(grid=list(grid))), args.resume)
-    if (first := epochs_done(folder, args.resume, args.ldm_epochs, console)) is None:
+    if (first := epochs_done(folder, args, args.ldm_epochs, console)) is None:
         return
-    stage = Stage("LDM", _call(step, args, console, folder), loader, order, judged(list(val), step, args.batch_size), lambda path: None)
+    latents[:] = unet.standardise(train)  # after a resume by the statistics of the run's beginning, whatever volumes there are now
+    folder.add("fitted", call := _call(step, args, console))
+    validate = judged(list(unet.standardise(val)), partial(one_by_one_loss, unet), args.batch_size)
+    stage = Stage("LDM", call, loader, order, validate, lambda path: None, Finite(step))
     stage.run(folder, first, args.ldm_epochs, console)
 
 
@@ -165,12 +192,10 @@ def corner_of(volumes: torch.Tensor) -> torch.Tensor:
     return volumes[:, :, :z, :y, :x].contiguous()
 
 
-def _call(step: memfit.Step, args: argparse.Namespace, console: Console, folder: RunFolder) -> Train:
+def _call(step: memfit.Step, args: argparse.Namespace, console: Console) -> Original | memfit.Fitted:
     if args.budget == "none" and args.gradient_accumulation_steps > 1:
-        return accumulated(step, args.batch_size)
-    call = training_call(step, args.budget, args.allow, console, smaller_batch=corner_of(step.batch))
-    folder.add("fitted", call)
-    return call
+        accumulate(step, args.batch_size)
+    return training_call(step, args.budget, args.allow, console, smaller_batch=corner_of(step.batch))
 
 
 def parser() -> argparse.ArgumentParser:
@@ -192,7 +217,7 @@ def parser() -> argparse.ArgumentParser:
     )
     flags.add_argument("--grid", type=count, nargs=3, default=GRID, metavar=("Z", "Y", "X"), help="voxels along each axis (32 128 128)")
     flags.add_argument("--num_workers", type=count_or_none, default=1)
-    flags.add_argument("--lr", type=positive, default=1e-4)
+    flags.add_argument("--lr", type=positive, help=f"default {LR}; with --resume the checkpoint's, if none is given")
     flags.add_argument("--seed", type=count_or_none, default=0)
     flags.add_argument("--vae_ckpt", metavar="FILE", help="the first stage's checkpoint, for train_ldm and sample")
     flags.add_argument("--ldm_ckpt", metavar="FILE", help="the second stage's checkpoint, for sample")

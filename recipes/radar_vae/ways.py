@@ -12,7 +12,7 @@ from memfit.fitting.applying import apply_plan
 from recipes.kit.measuring import Measured, Way
 from recipes.radar_vae.by_hand import make_by_hand
 from recipes.radar_vae.data import open_data
-from recipes.radar_vae.stages import judged
+from recipes.radar_vae.stages import judged, one_by_one
 
 Settings = dict[str, Any]
 SMALL = (8, 48, 48)
@@ -64,4 +64,4 @@ def learnt(way: Way, points: Path | None) -> float:
     torch.manual_seed(1)
     for first in range(0, STEPS * size, size):
         step.run(torch.stack([train[number] for number in range(first, first + size)]))
-    return judged(val, step, size)()
+    return judged(val, one_by_one(step), size)()

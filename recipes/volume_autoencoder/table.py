@@ -20,7 +20,8 @@ import memfit
 from memfit.units import format_bytes
 from recipes.kit.largest import EXACT, ROUNDED, largest_by_way
 from recipes.kit.measuring import Measured, Way, apart, measure
-from recipes.kit.tables import write_table
+from recipes.kit.tables import write_block, write_table
+from recipes.kit.told import findings, techniques, told
 from recipes.volume_autoencoder.config import changed, load_config
 from recipes.volume_autoencoder.data import loader_of, sources_in
 from recipes.volume_autoencoder.documented import write_documented, write_five, write_preset_a
@@ -28,6 +29,7 @@ from recipes.volume_autoencoder.model import build_step
 from recipes.volume_autoencoder.train_autoencoder import CONFIGS
 from recipes.volume_autoencoder.ways import (
     DOCUMENTED,
+    FURTHER,
     HERE,
     ON_HOST,
     ORIGINAL,
@@ -56,6 +58,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Measure README.md's and RESULTS.md's tables again.")
     parser.add_argument("--data-dir", type=Path, help="a folder of real volumes to train on")
     data_dir = parser.parse_args().data_dir
+    write_told()
     plain = simulated()
     fitted = memfits(plain)
     ladder = ladder_of(plain, fitted)
@@ -66,6 +69,13 @@ def main() -> None:
     write_documented()
     write_preset_a()
     write_same(data_dir)
+
+
+def write_told() -> None:
+    """What memfit's commands say of 256×256×64."""
+    program, step = Path(__file__).with_name("train_autoencoder.py"), "make_high_resolution"
+    write_block(README, "finding", findings(told(program, "profile", "--simulate", function=step), "attention", peak=True))
+    write_block(README, "plan", techniques(told(program, "plan", "--budget", "4GiB", function=step)))
 
 
 def ladder_of(plain: memfit.Ledger, fitted: Sequence[Way]) -> list[tuple[Way, str]]:
@@ -82,6 +92,7 @@ def ladder_of(plain: memfit.Ledger, fitted: Sequence[Way]) -> list[tuple[Way, st
         *hand["rounded"],
         (rounded, ""),
         *hand["altered"],
+        *((Way(name, f"{HERE}:step_of", SMALL | keys), "altered") for name, keys in FURTHER.items()),
         (rungs[TOGETHER], "altered"),
     ]
 

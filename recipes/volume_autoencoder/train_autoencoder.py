@@ -31,6 +31,7 @@ from memfit.fitting.applying import apply_levers
 from memfit.records import PlannedLever
 from memfit.units import format_bytes
 from recipes.kit.budget import Train, add_budget_flags, training_call
+from recipes.kit.finite import Finite
 from recipes.kit.flags import count, positive
 from recipes.kit.out_of_memory import ran_out
 from recipes.kit.pictures import save_grid
@@ -42,6 +43,7 @@ from recipes.volume_autoencoder.model import build_models, build_step
 from recipes.volume_autoencoder.perceptual import WeightsError
 from recipes.volume_autoencoder.variants import altered
 
+LR = 1e-4
 CONFIGS = Path(__file__).parent / "configs"
 
 
@@ -105,7 +107,7 @@ def main() -> None:
     data.add_argument("--data-dir", type=Path, help="a folder of .nii, .nii.gz, .npz or .npy volumes")
     parser.add_argument("--perceptual-weights", type=Path, help="torchvision's squeezenet1_1 file; fixed random features without it")
     parser.add_argument("--epochs", type=count, default=5)
-    parser.add_argument("--lr", type=positive, default=1e-4)
+    parser.add_argument("--lr", type=positive, help=f"default {LR}; with --resume the checkpoint's, if none is given")
     parser.add_argument("--output-dir", type=Path, default=Path("runs/volume_autoencoder"))
     parser.add_argument("--resume", action="store_true", help="go on where the run in --output-dir stopped")
     add_budget_flags(parser)
@@ -139,18 +141,19 @@ def train(args: argparse.Namespace, config: Config, console: Console) -> None:
 
     def build(config: Config, **more: Any) -> memfit.Step:
         models = {name: model.to(device) for name, model in build_models(config, args.perceptual_weights).items()}
-        return with_precision(build_step(config, sized(first, config.voxel_size), models, args.lr, loader=loader, **more), config)
+        return with_precision(build_step(config, sized(first, config.voxel_size), models, args.lr or LR, loader=loader, **more), config)
 
     step = build(config, variants={name: partial(build, other) for name, other in altered(config).items()})
     _announce(args, config, len(sources), console)
     folder = RunFolder(args.output_dir, {}, args.resume)
     call = training_call(step, args.budget, args.allow, console, _smaller(step.batch, config))
-    done = _resumed(folder, step, call, args.resume)
+    done, finite = _resumed(folder, step, call, args), Finite(step)
     if done >= args.epochs:
         console.print(f"Nothing is left to do: {done} epochs are done, and --epochs is {args.epochs}.")
     for epoch in range(done + 1, args.epochs + 1):
         order.manual_seed(epoch)
         row = _epoch(call, loader, step.batch, console, f"Epoch {epoch}/{args.epochs}")
+        finite.check(f"epoch {epoch}", row["generator"] + row["discriminator"], len(loader))
         row |= _reconstruct(step.models["autoencoder"], step.batch[:1], args.output_dir / f"reconstruction_{epoch:04d}.png")
         folder.log(epoch=epoch, **row)
         folder.save(epoch)
@@ -158,12 +161,12 @@ def train(args: argparse.Namespace, config: Config, console: Console) -> None:
         console.print(f"Epoch {epoch}/{args.epochs} | {told} | {format_bytes(int(row['memory_bytes']))}")
 
 
-def _resumed(folder: RunFolder, step: memfit.Step, call: Stateful, resume: bool) -> int:
+def _resumed(folder: RunFolder, step: memfit.Step, call: Stateful, args: argparse.Namespace) -> int:
     """The number of epochs done. What is saved is known once the step is fitted: an altered one has other models."""
     generator, discriminator = step.optimizers
     folder.parts.update({name: step.models[name] for name in ("autoencoder", "discriminator")})
     folder.parts.update(optimizer=generator, optimizer_d=discriminator)
-    done = folder.resume() if resume else 0
+    done = folder.resume(args.lr) if args.resume else 0
     folder.add("fitted", call)
     return done
 

@@ -6,7 +6,7 @@ import contextlib
 import math
 from typing import Any
 
-from recipes.volume_autoencoder.config import Config, ConfigError, changed
+from recipes.volume_autoencoder.config import Config, ConfigError, Discriminator, changed
 
 
 def altered(config: Config) -> dict[str, Config]:
@@ -19,6 +19,22 @@ def altered(config: Config) -> dict[str, Config]:
     return found
 
 
+def smaller_discriminator(config: Config) -> Discriminator:
+    """As the guide makes it smaller: 2 layers of 16 channels where there are more."""
+    own = config.autoencoder.training.discriminator
+    return Discriminator(min(own.num_layers_d, 2), min(own.num_channels, 16))
+
+
+def fewer_levels(levels: tuple[bool, ...]) -> tuple[bool, ...]:
+    """Attention on the last level only; on none where it already is.
+
+    >>> fewer_levels((False, True, True)), fewer_levels((False, False, True))
+    ((False, False, True), (False, False, False))
+    """
+    last = (*[False] * (len(levels) - 1), levels[-1])
+    return last if last != levels else (False,) * len(levels)
+
+
 def _rungs(config: Config) -> dict[str, dict[str, Any]]:
     """Channels as the guide lowers them: [32, 64, 64] with 16 groups becomes [16, 32, 64] with 8."""
     own, (x, y, z) = config.autoencoder, config.voxel_size
@@ -27,5 +43,7 @@ def _rungs(config: Config) -> dict[str, dict[str, Any]]:
     return {
         "no perceptual loss": {"use_perceptual_loss": False},
         f"channels {list(channels)}": {"num_channels": channels, "norm_num_groups": groups},
+        "smaller discriminator": {"discriminator": smaller_discriminator(config)},
+        "fewer attention levels": {"attention_levels": fewer_levels(own.attention_levels)},
         "half the resolution in plane": {"voxel_size": (x // 2, y // 2, z)},
     }

@@ -14,7 +14,7 @@ from memfit.fitting.applying import apply_levers, apply_plan
 from memfit.levers import LEVERS
 from memfit.records import Ledger, PlannedLever
 from recipes.kit.measuring import Way
-from recipes.volume_autoencoder.config import changed, load_config
+from recipes.volume_autoencoder.config import Discriminator, changed, load_config
 from recipes.volume_autoencoder.data import loader_of, sized, sources_in
 from recipes.volume_autoencoder.model import build_step
 from recipes.volume_autoencoder.train_autoencoder import CONFIGS, made_up, step_of, with_precision
@@ -31,6 +31,11 @@ RUNGS: dict[str, tuple[str, dict[str, Any]]] = {
     "channels [16, 32, 64]": ("altered", {"num_channels": (16, 32, 64)}),
     CHECKPOINT: ("same", {"use_gradient_checkpointing": True}),
     "half the resolution in plane": ("altered", {}),  # of the size at hand
+}
+# further rungs of the guide, each by itself: its "all together" is without them
+FURTHER: dict[str, dict[str, Any]] = {
+    "smaller discriminator": {"discriminator": Discriminator(num_layers_d=2, num_channels=16)},
+    "no attention levels": {"attention_levels": (False, False, False)},
 }
 SHARES = (0.6, 0.4)  # of what the original's process holds beside interpreter and libraries, asked of memfit
 EXACT_LEVERS = ("attention", "saved", "optimizer", "allocator")  # those that are not about a batch of many samples

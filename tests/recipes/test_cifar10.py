@@ -378,6 +378,42 @@ def test_a_machine_that_swaps_is_noticed(monkeypatch: pytest.MonkeyPatch, capsys
         assert ("this machine swaps. 5.0MB" in capsys.readouterr().out) == noticed
 
 
+@pytest.mark.parametrize(("epochs", "rate"), [(6, None), (3, 0.2), (3, None)])
+def test_a_run_that_goes_on_for_longer_follows_the_longer_cosine(epochs: int, rate: float | None) -> None:
+    def schedule() -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.CosineAnnealingLR]:
+        optimizer = torch.optim.AdamW(nn.Linear(1, 1).parameters(), rate or 0.1)
+        return optimizer, torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs)
+
+    before, begun = torch.optim.AdamW(nn.Linear(1, 1).parameters(), 0.1), 3
+    first = torch.optim.lr_scheduler.CosineAnnealingLR(before, begun)
+    (whole, uninterrupted), (after, resumed) = schedule(), schedule()
+    for each in (first, uninterrupted):
+        for _ in range(begun - 1):
+            each.optimizer.step()
+            each.step()
+    after.load_state_dict(before.state_dict())
+    resumed.load_state_dict(first.state_dict())
+
+    told = training.follow_cosine(resumed, epochs, rate)
+
+    for _ in range(begun - 1, epochs):
+        assert after.param_groups[0]["lr"] == pytest.approx(whole.param_groups[0]["lr"], abs=1e-12)
+        for optimizer, each in ((after, resumed), (whole, uninterrupted)):
+            optimizer.step()
+            each.step()
+    assert (told == "") == ((epochs, rate) == (3, None))
+    assert not told or told.startswith(f"The run was begun with 3 epochs from 0.1: from here on its rate follows the cosine of {epochs}")
+
+
+def test_memory_that_runs_out_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def without_memory() -> data.Images:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes")
+
+    monkeypatch.setattr(data, "synthetic", without_memory)
+    assert train.main(["--data", "synthetic"]) == 2
+    assert capsys.readouterr().err.startswith("Memory ran out: give a --budget below what is free")
+
+
 @pytest.mark.parametrize("structured", [True, False])
 def test_the_loss_falls_on_pictures_made_here(structured: bool) -> None:
     net, images = model.make_model("baseline"), data.synthetic()

@@ -20,7 +20,7 @@ from memfit.levers import LEVERS
 from memfit.ops.outer_product import FactoredContext
 from recipes.conditional_unet import data, steps
 from recipes.conditional_unet.conditioning import METHODS, PRESETS, ConditionProduct, OptimizationConfig
-from recipes.conditional_unet.diffusion import sample
+from recipes.conditional_unet.diffusion import sample, validation_loss
 from recipes.conditional_unet.exactness import SMALL, difference
 from recipes.conditional_unet.model import ConditionalUNet, Sizes
 
@@ -113,6 +113,38 @@ def test_a_mistake_is_told_in_one_message(flags: list[str], words: str, capsys: 
     with pytest.raises(SystemExit) as ended:
         main([*flags, "--output-dir", str(tmp_path)])
     assert ended.value.code == 2 and words in capsys.readouterr().err
+
+
+def test_memory_that_runs_out_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    from recipes.conditional_unet import train
+
+    def without_memory(count: int, size: int) -> data.Images:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes")
+
+    monkeypatch.setattr(train, "synthetic", without_memory)
+    with pytest.raises(SystemExit) as ended:
+        train.main([*TINY, "--output-dir", str(tmp_path)])
+    assert ended.value.code == 2 and "memory ran out: give a --budget below what is free" in capsys.readouterr().err
+
+
+def test_validation_inside_a_budget_takes_one_picture_at_a_time_and_comes_to_the_same() -> None:
+    torch.manual_seed(0)
+    model, images = ConditionalUNet(Sizes(**TINY_SIZES)), data.synthetic(60, 8)
+    seen: list[int] = []
+    model.register_forward_pre_hook(lambda module, given: seen.append(len(given[0])))
+    whole, parts = (validation_loss(model, images, 4, 0.5, one_by_one) for one_by_one in (False, True))
+    assert seen == [4, 2, *[1] * 6] and parts == pytest.approx(whole, rel=1e-6)
+    assert validation_loss(model, images, 4, 0.05) != whole  # some classes are dropped, and it matters which
+
+
+def test_the_step_and_the_samples_are_where_the_model_is() -> None:
+    """On a device without memory, since there is no card here: what is left on the CPU would not go together with it."""
+    elsewhere = torch.device("meta")
+    sizes = Sizes(**TINY_SIZES)
+    step = steps.build_step(sizes, OptimizationConfig(), steps.sample_batch(sizes, 2), device=elsewhere)
+    assert step.run(step.batch)[""].device == elsewhere
+    noise, y = torch.randn(2, 3, 8, 8, device=elsewhere), torch.ones(2, dtype=torch.long, device=elsewhere)
+    assert sample(step.models[""], y, noise, 2).device == elsewhere
 
 
 def simulated(samples: int, **settings: object) -> memfit.Ledger:

@@ -8,7 +8,9 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,16 +20,18 @@ import torch
 import memfit
 from memfit.capture.simulation import built_without_memory
 from memfit.levers import LEVERS
-from memfit.records import PlannedLever
+from memfit.records import Option, PlannedLever
 from memfit.units import parse_bytes
-from recipes.radar_vae import full_size
+from recipes.kit.budget import Original
+from recipes.radar_vae import full_size, losses
+from recipes.radar_vae import train_latent_diffusion as entry
 from recipes.radar_vae.codebook import Codebook, EMACodebook
 from recipes.radar_vae.data import DataError, Grid, PointWindows, SyntheticVolumes, open_data, voxelise
-from recipes.radar_vae.diffusion import LatentUNet, sample_latents
+from recipes.radar_vae.diffusion import LatentUNet, diffusion_loss, one_by_one_loss, sample_latents
 from recipes.radar_vae.losses import Perceptual3DLoss
 from recipes.radar_vae.model import GRID, latent_shape, make_vae
-from recipes.radar_vae.stages import loader_of
-from recipes.radar_vae.train_latent_diffusion import corner_of, main, make_documented_step, make_ldm_step, make_step
+from recipes.radar_vae.stages import judged, loader_of, one_by_one
+from recipes.radar_vae.train_latent_diffusion import corner_of, latents_of, main, make_documented_step, make_ldm_step, make_step
 
 ROOT = Path(__file__).resolve().parents[2]
 ENTRY = ROOT / "recipes/radar_vae/train_latent_diffusion.py"
@@ -157,6 +161,16 @@ def test_codes_move_alike_for_a_batch_and_for_its_parts():
     assert (wrong - whole).abs().max() > 1e-3  # what a codebook does that is updated inside forward
 
 
+def test_the_nearest_code_is_found_in_full_precision_also_under_autocast():
+    torch.manual_seed(0)
+    book, latent = Codebook(8192), torch.randn(1, 4, 8, 8, 8)
+
+    with torch.autocast("cpu", torch.bfloat16):
+        coded = book(latent)[0]
+
+    assert torch.equal(coded, book(latent)[0])
+
+
 def test_a_code_becomes_the_moving_average_of_what_chose_it():
     book = Codebook(2)
     with torch.no_grad():
@@ -194,6 +208,26 @@ def test_diffusion_step_and_samples():
 
     assert made.shape == (2, 4, 2, 4, 4) and made.isfinite().all()
     assert unet.standardise(torch.full((1, 4, 2, 4, 4), 5.0)).abs().max() < 1
+
+
+def test_validation_takes_one_sample_at_a_time_and_comes_to_the_same():
+    torch.manual_seed(0)
+    step = make_step("ultra_lightweight", 3, (4, 16, 16))
+    unet, latents = LatentUNet(16), torch.randn(3, 4, 2, 4, 4)
+    seen: list[int] = []
+    for model in (step.models["vae"], unet):
+        model.register_forward_pre_hook(lambda module, given: seen.append(len(given[0])))
+    ways = [
+        (partial(step.loss, step.model), one_by_one(step), step.batch),
+        (partial(diffusion_loss, unet), partial(one_by_one_loss, unet), latents),
+    ]
+
+    with torch.no_grad():
+        for whole, parts, batch in ways:
+            both = [judged(list(batch), lambda given, loss=loss: float(loss(given)), 3)() for loss in (whole, parts)]
+            assert both[1] == pytest.approx(both[0], rel=1e-5)
+
+    assert seen == [3, 1, 1, 1, 3, 1, 1, 1]
 
 
 # --- data --------------------------------------------------------------------------------------------------------------------------------
@@ -310,6 +344,98 @@ def test_both_stages_resume_and_sampling(tmp_path):
     assert _run(*sample, "--output-dir", whole).returncode == 0
     assert (whole / "samples.png").stat().st_size > 0 and (whole / "vae/epoch_0002.png").exists()
     assert np.load(whole / "samples.npz")["voxels"].shape == (2, 4, 4, 16, 16)
+
+
+def _here(monkeypatch, *flags: object) -> None:
+    """In this process; a mistake ends it as it ends the program."""
+    monkeypatch.setattr(sys, "argv", [str(ENTRY), *map(str, flags)])
+    main()
+
+
+def test_a_resumed_run_knows_its_best_epoch_and_takes_a_rate_that_is_given(tmp_path, monkeypatch):
+    last, best = tmp_path / "vae/last.pt", tmp_path / "vae/best.pt"
+    _here(monkeypatch, *VAE, "--vae_epochs", 1, "--output-dir", tmp_path)
+    state = torch.load(last, weights_only=True)
+    assert best.exists() and state["best"]["loss"] < float("inf")
+    torch.save(state | {"best": {"loss": 0.0}}, last)  # nothing will be better
+    best.unlink()
+
+    _here(monkeypatch, *VAE, "--vae_epochs", 2, "--output-dir", tmp_path, "--resume", "--lr", 0.3)
+
+    state = torch.load(last, weights_only=True)
+    assert not best.exists() and state["best"]["loss"] == 0.0
+    assert state["optimizer"]["param_groups"][0]["lr"] == 0.3
+
+
+@pytest.mark.parametrize(("more", "words"), [([], "The loss of epoch 1 is inf"), (["--use_amp"], "Not one of the 1 steps of epoch 1")])
+def test_a_training_that_is_not_finite_ends_with_a_message(more, words, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(losses, "PERCEPTUAL_WEIGHT", float("inf"))
+    amp = pytest.warns(UserWarning, match="A NaN or an infinity under bfloat16") if more else nullcontext()
+
+    with pytest.raises(SystemExit) as ended, amp:
+        _here(monkeypatch, *VAE, "--vae_epochs", 1, "--output-dir", tmp_path, *more)
+
+    assert ended.value.code == 1 and capsys.readouterr().err.startswith(words) and not (tmp_path / "vae/last.pt").exists()
+
+
+def test_half_precision_trains_and_skips_only_what_is_not_finite():
+    torch.manual_seed(0)
+    step = make_step("ultra_lightweight", 2, (4, 16, 16), amp=True)
+    weights = copy.deepcopy(step.models["vae"].state_dict())
+
+    with pytest.warns(UserWarning, match="it is already in the batch"):
+        step.run(step.batch * float("nan"))
+
+    assert _same(step.models["vae"].state_dict(), weights)
+    assert step.running.guard.state_dict()["skipped"] == 1
+
+
+def test_latents_keep_the_scale_of_the_runs_beginning(tmp_path, monkeypatch):
+    """After a resume with other volumes, too: the checkpoint's statistics are those the network has learnt with."""
+    _here(monkeypatch, *VAE, "--vae_epochs", 1, "--output-dir", tmp_path)
+    ldm = ["--mode", "train_ldm", "--vae_ckpt", tmp_path / "vae/last.pt", "--output-dir", tmp_path]
+    _here(monkeypatch, *ldm, *TINY, "--ldm_epochs", 1)
+    given: list[torch.Tensor] = []
+    monkeypatch.setattr(entry, "judged", lambda samples, loss, batch: given.extend(samples) or judged(samples, loss, batch))
+    seen: list[torch.Tensor] = []
+    monkeypatch.setattr(entry, "latents_of", lambda *more: seen.append(latents_of(*more)) or seen[-1])
+
+    _here(monkeypatch, *ldm, "--data", "synthetic", "--max_samples", 3, "--num_workers", 0, "--ldm_epochs", 2, "--resume")
+
+    unet = LatentUNet()
+    unet.load_state_dict(_weights(tmp_path / "ldm/last.pt", "model"))
+    assert torch.equal(torch.stack(given), unet.standardise(seen[1]))
+    unet.fit_scale(seen[0])
+    assert not torch.equal(torch.stack(given), unet.standardise(seen[1]))
+
+
+def test_an_altered_training_is_the_smallest_type_and_says_so_in_its_checkpoint(tmp_path, monkeypatch):
+    def altered_call(step: memfit.Step, *more: object, **others: object) -> Original:
+        LEVERS["architecture"].apply(step, Option("architecture", "ultra_lightweight", "altered", {"variant": "ultra_lightweight"}))
+        return Original(step)
+
+    monkeypatch.setattr(entry, "training_call", altered_call)
+    flags = ["--mode", "train_vae", "--vae_type", "lightweight", "--grid", 4, 16, 16, *TINY, "--vae_epochs", 1, "--output-dir", tmp_path]
+
+    _here(monkeypatch, *flags, "--allow", "altered")
+
+    state = torch.load(tmp_path / "vae/last.pt", weights_only=True)
+    assert state["facts"]["vae_type"] == "ultra_lightweight" and sum(t.numel() for t in state["vae"].values()) < 10**6
+
+
+@pytest.mark.parametrize("stage", ["vae", "ldm"])
+def test_the_launch_script_runs_a_stage(stage, tmp_path, monkeypatch):
+    more = ["--data", "synthetic", "--max_samples", "2", "--num_workers", "0", "--output-dir", str(tmp_path)]
+    more += ["--grid", "8", "32", "32", "--vae_epochs", "1"] if stage == "vae" else ["--ldm_epochs", "1"]
+    if stage == "ldm":
+        _here(monkeypatch, *VAE, "--vae_epochs", 1, "--output-dir", tmp_path)
+        more += ["--vae_ckpt", str(tmp_path / "vae/last.pt")]
+
+    monkeypatch.setenv("PYTHON", sys.executable)
+    ended = subprocess.run(["sh", str(ENTRY.with_name("launch.sh")), stage, *more], capture_output=True, text=True)
+
+    assert ended.returncode == 0, ended.stderr
+    assert f"{stage.upper()} epoch 1/1 | loss" in ended.stdout and (tmp_path / stage / "last.pt").exists()
 
 
 _FOR_THE_PROOF = 100 * 2**20  # planning and proving make the process grow

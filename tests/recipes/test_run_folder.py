@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import memfit
 from memfit.levers import LEVERS
 from memfit.records import Option
 from recipes.kit.budget import Original
+from recipes.kit.finite import Finite, NothingLearnt
 from recipes.kit.run_folder import RunFolder
 
 
@@ -119,3 +121,65 @@ def test_a_folder_that_cannot_be_made_is_one_message(tmp_path: Path, capsys: pyt
         with pytest.raises(SystemExit) as ended:
             _folder(path, _step(in_half=False), resume=False)
         assert ended.value.code == 2 and "name another --output-dir" in capsys.readouterr().err
+
+
+def _rows(folder: Path) -> list[str]:
+    return (folder / "log.csv").read_text().splitlines()
+
+
+def test_a_resumed_run_goes_on_with_the_log_of_its_checkpoint(tmp_path: Path) -> None:
+    """Steps after the checkpoint are made again, and would be there twice."""
+    step = _step(in_half=False)
+    folder = _folder(tmp_path, step, resume=False)
+    folder.log(step=0, loss=3.0)
+    folder.save(1)
+    folder.log(step=1, loss=2.0)
+    again = _folder(tmp_path, step, resume=True)
+    assert again.resume() == 1 and _rows(tmp_path) == ["step,loss", "0,3.0", "1,2.0"]  # until there is something to say
+    again.log(step=1, loss=2.5)
+    again.save(2)
+    assert _rows(tmp_path) == ["step,loss", "0,3.0", "1,2.5"]
+    once_more = _folder(tmp_path, step, resume=True)
+    once_more.resume()
+    once_more.log(step=2, loss=1.0)
+    assert _rows(tmp_path) == ["step,loss", "0,3.0", "1,2.5", "2,1.0"]
+
+
+def test_a_run_that_never_began_leaves_the_old_log(tmp_path: Path) -> None:
+    """A budget may be refused after the folder is opened."""
+    step = _step(in_half=False)
+    _folder(tmp_path, step, resume=False).log(step=0, loss=3.0)
+    another = _folder(tmp_path, step, resume=False)
+    assert _rows(tmp_path) == ["step,loss", "0,3.0"]
+    another.log(epoch=1)
+    assert _rows(tmp_path) == ["epoch", "1"]
+
+
+def test_a_learning_rate_that_is_given_goes_before_the_saved_one(tmp_path: Path) -> None:
+    _saved(tmp_path, in_half=False)
+    for given, then in ((None, 0.1), (0.7, 0.7)):
+        step = _step(in_half=False)
+        _folder(tmp_path, step, resume=True).resume(given)
+        assert step.optimizers[0].param_groups[0]["lr"] == then
+
+
+def test_a_training_that_came_to_nothing_is_no_success() -> None:
+    step = _step(in_half=True)  # a loss scale may skip steps until it suits
+    finite = Finite(step)
+    with pytest.warns(UserWarning, match="A NaN or an infinity"):
+        step.run(torch.full((3, 4), 1e30))
+    finite.check("epoch 1", float("nan"), steps=1)
+    with pytest.raises(NothingLearnt, match="The loss of epoch 2 is inf: what it was trained to is not saved"):
+        finite.check("epoch 2", float("inf"), steps=1)
+
+    step = _step(in_half=False)
+    LEVERS["precision"].apply(step, Option("precision", "bfloat16 autocast", "rounded", {"dtype": "bfloat16"}))
+    finite = Finite(step)
+    for bad in (True, False):
+        with pytest.warns(UserWarning, match="A NaN or an infinity") if bad else nullcontext():
+            step.run(torch.full((3, 4), float("inf") if bad else 1.0))
+    finite.check("epoch 1", float("nan"), steps=2)
+    with pytest.warns(UserWarning, match="A NaN or an infinity"):
+        step.run(torch.full((3, 4), float("inf")))
+    with pytest.raises(NothingLearnt, match="Not one of the 1 steps of epoch 2 could be taken"):
+        finite.check("epoch 2", 1.0, steps=1)

@@ -12,10 +12,12 @@ import torch
 import memfit
 from recipes.kit.largest import EXACT, ROUNDED, WITHOUT_PARTS, largest_by_way
 from recipes.kit.measuring import Measured
+from recipes.kit.told import findings, techniques
 from recipes.pixel_loss import table as pixel_table
 from recipes.pixel_loss.ways import BY_HAND, Case, asked_in_words, measured, measured_row
 from recipes.radar_vae import table as radar_table
 from recipes.radar_vae.ways import ways
+from recipes.volume_autoencoder import table as volume_table
 
 
 def make_wide() -> memfit.Step:
@@ -117,6 +119,72 @@ def test_a_budget_that_is_too_small_leaves_the_other_rows_standing(monkeypatch):
     monkeypatch.setattr(pixel_table, "TRAINED", ["--data", "synthetic", "--image-size", "32", "--images", "1"])
 
     assert pixel_table.training_row("memfit, 1MiB") == ["memfit, 1MiB", "does not fit", "", "does not fit", ""]
+
+
+PROFILE = """memfit profile
+  1.00 GiB  Peak     predicted
+  1.50 GiB  Process  predicted
+
+What stands out
+   600 MiB  encoder
+            Kept for all samples at once.
+            → lever: microbatch
+   500 MiB  decoder
+            Cheap to make again.
+            → lever: saved
+
+Memory over the step
+"""
+PLAN = """memfit plan   budget 512 MiB
+──────────────────
+It fits with 1 technique.
+   500 MiB  Peak     predicted
+
+What it does, in this order
+   500 MiB  saved: 3 results not kept
+            bitwise, costs 1 ms a step
+            they are cheap
+
+What lost
+   100 MiB  attention: fused
+            reordered, no faster
+
+The lowest that can be reached
+   300 MiB  with techniques that are bitwise or stricter
+
+Something else
+"""
+
+
+def test_what_the_commands_say_is_shortened_for_the_readme():
+    finding = ["   500 MiB  decoder", "            Cheap to make again.", "            → lever: saved"]
+    assert findings(PROFILE, "saved").splitlines() == ["```", *finding, "```"]
+    assert findings(PROFILE, "saved", peak=True).splitlines() == ["```", "  1.00 GiB  Peak     predicted", *finding, "```"]
+    told = ["memfit plan   budget 512 MiB", "It fits with 1 technique.", "   500 MiB  Peak     predicted"]
+    told += ["   500 MiB  saved: 3 results not kept", "            bitwise, costs 1 ms a step"]
+    lowest = ["The lowest that can be reached", "   300 MiB  with techniques that are bitwise or stricter"]
+    assert techniques(PLAN).splitlines() == ["```", *told, "```"]
+    assert techniques(PLAN, lowest=True).splitlines() == ["```", *told, *lowest, "```"]
+
+
+@pytest.mark.parametrize("table", [pixel_table, radar_table, volume_table])
+def test_both_blocks_are_written_into_the_readme(table, tmp_path, monkeypatch):
+    """From the function that the README names, with the flags that it names."""
+    readme, root = table.README.read_text(), Path(table.__file__).parents[2]
+    asked: list[tuple[str, ...]] = []
+
+    def told(file: Path, command: str, *flags: str, function: str) -> str:
+        asked.append((f"memfit {command} {file.relative_to(root)}:{function}", *flags))
+        return {"profile": PROFILE.replace("saved", "attention"), "plan": PLAN}[command]
+
+    monkeypatch.setattr(table, "README", tmp_path / "README.md")
+    monkeypatch.setattr(table, "told", told)
+    table.README.write_text(readme)
+
+    table.write_told()
+
+    assert all(f"`{' '.join(words)}`" in readme for words in asked) and len(asked) == 2
+    assert "saved: 3 results not kept" in table.README.read_text()
 
 
 def test_how_the_documented_fixes_compose(tmp_path, monkeypatch):

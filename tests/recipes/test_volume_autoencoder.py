@@ -25,7 +25,7 @@ from memfit.fitting.applying import apply_plan
 from memfit.levers import LEVERS
 from memfit.records import Option
 from recipes.kit.budget import Original
-from recipes.volume_autoencoder.config import Config, changed, load_config
+from recipes.volume_autoencoder.config import Config, Discriminator, changed, load_config
 from recipes.volume_autoencoder.data import DataError, loader_of, read, resized, sources_in, synthetic
 from recipes.volume_autoencoder.model import Losses, _least_squares, build_models, build_step, generator_terms
 from recipes.volume_autoencoder.perceptual import SlicePerceptualLoss
@@ -103,7 +103,8 @@ def test_the_documented_command_trains_and_a_resumed_run_is_the_uninterrupted_on
     for more in (["--epochs", 1], ["--epochs", 2, "--resume"]):
         run_here(monkeypatch, "--config", config, "--output-dir", tmp_path / "parts", *more)
     ends = [torch.load(tmp_path / name / "last.pt") for name in ("whole", "parts")]
-    assert same(*ends)
+    logs = [end.pop("log").splitlines() for end in ends]  # times and memory are in it
+    assert same(*ends) and len(logs[0]) == len(logs[1]) == 3
     ends[1]["autoencoder"]["decoder.blocks.0.conv.weight"][0] += 1e-6
     assert not same(*ends)
 
@@ -240,8 +241,9 @@ def test_a_finished_run_has_nothing_left_to_do(tmp_path: Path, capsys: pytest.Ca
 def test_altered_training_is_planned_on_request() -> None:
     """Half the resolution, where nothing else is allowed to help."""
     config = tiny_config(**ONE_VARIANT, voxel_size=[32, 32, 32])
-    step = made_up(config, variants={name: partial(made_up, other) for name, other in altered(config).items()})
-    plain, half = (memfit.profile(it, simulate=True) for it in (step, *(build() for build in step.variants.values())))
+    lower = "half the resolution in plane"
+    step = made_up(config, variants={lower: partial(made_up, altered(config)[lower])})
+    plain, half = (memfit.profile(it, simulate=True) for it in (step, step.variants[lower]()))
     budget = half.process_high_bytes + (plain.process_high_bytes - half.process_high_bytes) // 2
     plan = memfit.plan(step, budget, allow="altered", levers={"architecture": LEVERS["architecture"]})
     assert [(lever.name, lever.option, lever.exactness) for lever in plan.levers] == [
@@ -287,11 +289,15 @@ def test_variants_are_the_guides_rungs() -> None:
     """Fewer channels are the documented ones; what changes nothing, or makes volumes too small for the discriminator, is no variant."""
     default = load_config(CONFIGS / "default.yaml")
     found = altered(default)
-    assert list(found) == ["no perceptual loss", "channels [16, 32, 64]", "half the resolution in plane"]
+    names = ["no perceptual loss", "channels [16, 32, 64]", "smaller discriminator", "fewer attention levels"]
+    assert list(found) == [*names, "half the resolution in plane"]
+    assert found["smaller discriminator"].autoencoder.training.discriminator == Discriminator(2, 16)
+    assert not any(found["fewer attention levels"].autoencoder.attention_levels)
     narrow = found["channels [16, 32, 64]"].autoencoder
     assert (narrow.num_channels, narrow.norm_num_groups) == ((16, 32, 64), 8)
     assert found["half the resolution in plane"].voxel_size == (32, 32, 64)
-    assert list(altered(load_config(CONFIGS / "preset_a.yaml"))) == ["channels [8, 16, 64]", "half the resolution in plane"]
+    preset_a = ["channels [8, 16, 64]", "fewer attention levels", "half the resolution in plane"]  # its discriminator is the small one
+    assert list(altered(load_config(CONFIGS / "preset_a.yaml"))) == preset_a
     assert "half the resolution in plane" not in altered(changed(default, voxel_size=(24, 24, 24)))
 
 

@@ -48,7 +48,7 @@ def measured(names: list[str]) -> list[Measured]:
 def test_the_guides_rungs_are_configurations() -> None:
     """At the small size and at the documented one; all together are the smallest volumes with the fewest channels."""
     for size in (ways.SMALL, ways.DOCUMENTED):
-        for keys in ways.by_hand(size).values():
+        for keys in (*ways.by_hand(size).values(), *ways.FURTHER.values()):
             changed(load_config(CONFIGS / "default.yaml"), **{k: v for k, v in keys.items() if k != "name"})
     together = ways.by_hand(ways.SMALL)[ways.TOGETHER]
     assert (together["voxel_size"], together["num_channels"], together["mixed_precision"]) == ((24, 24, 32), (16, 32, 64), True)
@@ -65,6 +65,7 @@ def test_exact_rungs_stand_first_and_altered_ones_last(plain: memfit.Ledger) -> 
     assert set(kinds[altered:]) == {"altered"} and ladder[-1][0].name == ways.TOGETHER
     names = [way.name for way, _ in ladder]
     assert {"attention: fused", "saved: every block made again", ways.ON_HOST} < set(names[:altered])
+    assert {*ways.FURTHER} < set(names[altered:])
     assert not any(name.startswith("optimizer") for name in names)  # changes nothing at this peak
 
 
