@@ -42,10 +42,10 @@ class Terms:
 def compare(step: Step, rows: Sequence[PlannedLever], terms: Terms, plain: Ledger | None = None) -> Verdict:
     """The verdict on these levers, by the rule of the loosest; `plain` is the plain step's ledger where it is known already."""
     started = time.perf_counter()
-    wants_float64 = loosest(lever.exactness for lever in rows) == "reordered"
-    sample = sample_inside(step, terms.limit, wants_float64, plain, terms.smaller_batch, least_samples(rows, step.batch_size))
+    exactness = loosest(lever.exactness for lever in rows)
+    sample = sample_inside(step, terms.limit, exactness, plain, terms.smaller_batch, least_samples(rows, step.batch_size))
     seen = levers_for(rows, step.batch_size, sample.step.batch_size)
-    reference = Reference(sample.step, terms.steps, sample.float64, terms.progress, sample.in_file)
+    reference = Reference(sample.step, terms.steps, sample.float64, terms.progress, sample.in_file, sample.moved_in_file)
     with deterministic():
         judgement = judge(reference, seen, terms.levers)
         culprit = _to_blame(judgement, reference, seen, terms)

@@ -6,7 +6,6 @@ import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -18,7 +17,7 @@ from memfit.proof.checks import Check
 from memfit.proof.observing import FittedRun, Outcome, feed, observe
 from memfit.proof.reference import Reference
 from memfit.proof.rules import RULES
-from memfit.proof.sampling import first_samples, varied
+from memfit.proof.sampling import Batches, first_samples
 from memfit.proof.shelf import Key
 from memfit.records import PlannedLever, loosest
 from memfit.step.batches import batch_size, tensors_in
@@ -84,16 +83,16 @@ def _run(reference: Reference, rows: Sequence[PlannedLever], levers: Mapping[str
     return FittedRun(outcome, fed, frozenset(unseen), _eps(rows), exact)
 
 
-def _batches(reference: Reference) -> list[Any]:
+def _batches(reference: Reference) -> Batches:
     """A variant may take samples of another size: then it gets its own."""
     step, plain = reference.step, reference.batches
-    own = first_samples(step.batch, min(step.batch_size, batch_size(plain[0])))
-    if [(t.shape, t.dtype) for _, t in tensors_in(own)] == [(t.shape, t.dtype) for _, t in tensors_in(plain[0])]:
+    own = first_samples(step.batch, min(step.batch_size, batch_size(plain.batch)))
+    if [(t.shape, t.dtype) for _, t in tensors_in(own)] == [(t.shape, t.dtype) for _, t in tensors_in(plain.batch)]:
         return plain
-    return [varied(own, number) for number in range(len(plain))]
+    return Batches(own, len(plain))
 
 
-def _once_in_scale(reference: Reference, batches: Sequence[Any]) -> Outcome:
+def _once_in_scale(reference: Reference, batches: Batches) -> Outcome:
     """A guard that scales losses may skip steps until its scale suits; it keeps what it learned, and the step starts anew."""
     skipped = 0
     for _ in range(_SCALES if reference.step.running.guard else 1):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from functools import cached_property
 
 import torch
@@ -14,7 +15,7 @@ from memfit.proof.kept_in_file import kept_in_file
 from memfit.proof.noise import noisy
 from memfit.proof.observing import Outcome, feed, observe
 from memfit.proof.places import Places
-from memfit.proof.sampling import varied
+from memfit.proof.sampling import Batches
 from memfit.proof.shelf import Shelf, same_bits
 from memfit.step import Step
 from memfit.step.batches import map_tensors
@@ -26,11 +27,17 @@ class Reference:
     """What a fitted step is compared with. Each run happens when it is first asked for, and is rolled back."""
 
     def __init__(
-        self, step: Step, steps: int, float64: bool = True, progress: Callable[[str], None] = lambda words: None, in_file: bool = False
+        self,
+        step: Step,
+        steps: int,
+        float64: bool = True,
+        progress: Callable[[str], None] = lambda words: None,
+        in_file: bool = False,
+        moved_in_file: bool = False,
     ) -> None:
         self.step, self.places = step, Places.of(step)
-        self.batches = [varied(step.batch, number) for number in range(steps)]
-        self._float64, self.progress, self._in_file = float64, progress, in_file
+        self.batches = Batches(step.batch, steps)
+        self._float64, self.progress, self._in_file, self._moved_in_file = float64, progress, in_file, moved_in_file
         self._rough: dict[float, Outcome] = {}
         self.why_one_batch = ""  # where the step does not take its samples in another order
 
@@ -43,9 +50,9 @@ class Reference:
         return shelf
 
     @contextmanager
-    def _plainly(self) -> Iterator[None]:
+    def _plainly(self, in_file: bool = False) -> Iterator[None]:
         """Around a run of the plain step: everything is put back, and where memory is short autograd keeps its tensors in a file."""
-        with rolled_back(self.step), kept_in_file(self.step) if self._in_file else nullcontext():
+        with rolled_back(self.step), kept_in_file(self.step) if in_file or self._in_file else nullcontext():
             yield
 
     @cached_property
@@ -56,7 +63,8 @@ class Reference:
             with self._plainly():
                 return observe(self.step, self.places, self.batches)
         except Exception as error:  # the user's own, which comes again if the order was not its reason
-            self.batches, self.why_one_batch = [self.step.batch for _ in self.batches], f"{type(error).__name__}: {error}"
+            self.batches = replace(self.batches, in_one_order=True)
+            self.why_one_batch = f"{type(error).__name__}: {error}"
         with self._plainly():
             return observe(self.step, self.places, self.batches)
 
@@ -111,7 +119,7 @@ class Reference:
 
     def _moved_by(self, eps: float | None) -> Outcome:
         self.progress("measuring the noise of rounding")
-        with self._plainly(), noisy(self.places, eps):
+        with self._plainly(self._moved_in_file), noisy(self.places, eps):
             return observe(self.step, self.places, self.batches, "gradients", "later", "buffers")
 
     @cached_property
@@ -124,7 +132,7 @@ class Reference:
 
         def run() -> Outcome:
             with around():
-                return observe(self.step, self.places, [map_tensors(_double, self.batches[0])], "gradients", "buffers")
+                return observe(self.step, self.places, Batches(map_tensors(_double, self.step.batch), 1), "gradients", "buffers")
 
         return self._in_float64(run)
 
@@ -138,7 +146,7 @@ class Reference:
         """The random draws of the first step, and why they cannot be replayed if so."""
         recorder = DrawsRecorded(Shelf())
         with self._plainly(), recorder:
-            observe(self.step, self.places, self.batches[:1], "none of it")
+            observe(self.step, self.places, replace(self.batches, count=1), "none of it")
         op = recorder.unreplayable
         return recorder.shelf, f"{op} draws random numbers that cannot be replayed" if op else ""
 

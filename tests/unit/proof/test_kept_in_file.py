@@ -67,11 +67,11 @@ def between() -> int:
 
 def test_it_is_the_last_resort_and_said() -> None:
     step = deep(2)
-    assert not sample_inside(step, Limit(8 << 30), wants_float64=False).in_file
-    sample = sample_inside(step, Limit(between()), wants_float64=False)
+    assert not sample_inside(step, Limit(8 << 30), exactness="bitwise").in_file
+    sample = sample_inside(step, Limit(between()), exactness="bitwise")
     assert sample.in_file and any("waited in a file" in note for note in sample.notes)
     with pytest.raises(memfit.MemfitError, match=r"iB, and [\d.]+ .iB with what .* in a file.* Give a larger --budget"):
-        sample_inside(step, Limit(1 << 20), wants_float64=False)
+        sample_inside(step, Limit(1 << 20), exactness="bitwise")
 
 
 def test_a_plan_is_proven_that_way() -> None:
