@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -14,8 +15,10 @@ from memfit.errors import MemfitError
 from memfit.fitting.applying import apply_levers
 from memfit.levers import CannotApply, Lever
 from memfit.proof.checks import Check
+from memfit.proof.kept_in_file import kept_in_file
 from memfit.proof.observing import FittedRun, Outcome, feed, observe
 from memfit.proof.reference import Reference
+from memfit.proof.room import FILE, MEMORY
 from memfit.proof.rules import RULES
 from memfit.proof.sampling import Batches, first_samples
 from memfit.proof.shelf import Key
@@ -45,16 +48,19 @@ class Judgement:
         return ran if self.exactness == "altered" else self.same
 
 
-def judge(reference: Reference, rows: Sequence[PlannedLever], levers: Mapping[str, Lever]) -> Judgement:
-    """Run the step with these levers and compare it with the reference, by the rule of the loosest of them."""
+def judge(reference: Reference, rows: Sequence[PlannedLever], levers: Mapping[str, Lever], place: str = MEMORY) -> Judgement:
+    """Run the step with these levers and compare it with the reference, by the rule of the loosest of them.
+
+    `place` is where what autograd keeps has room, beside what the levers see to.
+    """
     exactness = loosest(lever.exactness for lever in rows)
-    run = _run(reference, rows, levers)
+    run = _run(reference, rows, levers, place)
     if failure := run.outcome.failure or run.fed.failure:
         return Judgement(exactness, run, (Check("run", f"the fitted step {failure}", float("inf"), 0.0),))
     return Judgement(exactness, run, tuple(RULES[exactness](reference, run)))
 
 
-def _run(reference: Reference, rows: Sequence[PlannedLever], levers: Mapping[str, Lever]) -> FittedRun:
+def _run(reference: Reference, rows: Sequence[PlannedLever], levers: Mapping[str, Lever], place: str) -> FittedRun:
     step, places = reference.step, reference.places
     unseen: set[Key] = set()
     exactness = loosest(lever.exactness for lever in rows)
@@ -69,7 +75,7 @@ def _run(reference: Reference, rows: Sequence[PlannedLever], levers: Mapping[str
 
     def fitted(run: Callable[[], Outcome]) -> Outcome:
         try:
-            with rolled_back(step), apply_levers(step, rows, levers):
+            with rolled_back(step), kept_in_file(step) if place == FILE else nullcontext(), apply_levers(step, rows, levers):
                 return _or_its_failure(run)
         except CannotApply as no:
             return Outcome(failure=_told(no), refused=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from memfit.errors import CannotSimulate, Infeasible
 from memfit.proof.limit import Limit
 from memfit.proof.needs import IN_FLOAT64, Needs, cut_to
+from memfit.proof.room import Room
 from memfit.records import Ledger
 from memfit.step import Batch, Step
 from memfit.step.batches import tensors_in
@@ -22,8 +23,13 @@ class Sample:
     step: Step
     float64: bool = True
     notes: tuple[str, ...] = ()
-    in_file: bool = False  # every run of the plain step
+    room: Room | None = None  # for levers, where the plain step has none: every run of it keeps its tensors in a file
     moved_in_file: bool = False  # the runs that measure what rounding does
+
+    @property
+    def in_file(self) -> bool:
+        """Whether what autograd keeps of the plain step does not fit in memory."""
+        return self.room is not None
 
 
 def sample_inside(
@@ -70,8 +76,10 @@ def _with_a_file(step: Step, size: int, needs: Needs, limit: Limit) -> Sample | 
     inside = needs.plain(size) <= limit.bytes
     if (needs.is_moved or not inside) and needs.in_file(size) > limit.bytes:
         return None
-    notes = () if inside else (_IN_FILE,)
-    return _cut(Sample(step, False, notes, not inside, needs.is_moved), size, needs, limit)
+    if inside:
+        return _cut(Sample(step, False, moved_in_file=needs.is_moved), size, needs, limit)
+    room = Room(limit, needs.ledger(size), needs.copy(size))
+    return _cut(Sample(step, False, (_IN_FILE,), room, needs.is_moved), size, needs, limit)
 
 
 def _no_room(limit: Limit, needed: int, in_file: int, what: str) -> Infeasible:

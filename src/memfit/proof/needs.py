@@ -32,26 +32,36 @@ class Needs:
         self._held = _bytes(t for t in held_tensors(step) if t.layout is torch.strided) if exactness in IN_FLOAT64 else 0
         self.is_moved = exactness in MOVED
 
+    def ledger(self, size: int) -> Ledger:
+        """The step as it is, without the batches of later steps."""
+        if size not in self._ledgers:
+            self._ledgers[size] = profile(cut_to(self._step, size), simulate=True)
+        return self._ledgers[size]
+
+    def copy(self, size: int) -> int:
+        """Bytes of a later step's batch."""
+        return _bytes(t for _, t in tensors_in(cut_to(self._step, size).batch))
+
     def plain(self, size: int) -> int:
         """The step as it is."""
-        return self._ledger(size).process_high_bytes + self._copy(size)
+        return self.ledger(size).process_high_bytes + self.copy(size)
 
     def at_most(self, size: int) -> int:
         """The largest of its runs: in float64, beside the values that are put back, or moved by noise, with what ops keep of both."""
         if not self.is_moved:
             return self.plain(size)
-        return self.plain(size) + self._ledger(size).high_bytes + self._held
+        return self.plain(size) + self.ledger(size).high_bytes + self._held
 
     def in_file(self, size: int) -> int:
         """With what autograd keeps in a file, as it is or moved."""
         fewer = cut_to(self._step, size)
         with kept_in_file(fewer), outputs_moved(Coins()) if self.is_moved else nullcontext():
-            return profile(fewer, simulate=True).process_high_bytes + self._copy(size)
+            return profile(fewer, simulate=True).process_high_bytes + self.copy(size)
 
     def sizes(self, limit: int) -> Iterator[int]:
         """The whole batch, then halves of it for as long as its loss takes so few; those that samples alone would fill are left out."""
         whole = self._step.batch_size
-        base = self._ledger(whole).process.base_bytes
+        base = self.ledger(whole).process.base_bytes
         for halvings in range(whole.bit_length()):
             size = whole // 2**halvings
             if size not in (whole, 1) and base + (self.plain(whole) - base) * size // whole > limit:
@@ -63,7 +73,7 @@ class Needs:
     def _is_taken(self, size: int) -> bool:
         """Whether the loss takes fewer samples: one that has none does not."""
         try:
-            self._ledger(size)
+            self.ledger(size)
         except MemfitError:
             raise
         except Exception:
@@ -71,14 +81,6 @@ class Needs:
                 raise
             return False
         return True
-
-    def _ledger(self, size: int) -> Ledger:
-        if size not in self._ledgers:
-            self._ledgers[size] = profile(cut_to(self._step, size), simulate=True)
-        return self._ledgers[size]
-
-    def _copy(self, size: int) -> int:
-        return _bytes(t for _, t in tensors_in(cut_to(self._step, size).batch))
 
 
 def cut_to(step: Step, size: int) -> Step:

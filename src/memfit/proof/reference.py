@@ -11,6 +11,7 @@ import torch
 
 from memfit.capture.rollback import rolled_back
 from memfit.proof.draws import CannotReplay, DrawsRecorded, DrawsReplayed, InFloat64
+from memfit.proof.fitting_sample import Sample
 from memfit.proof.kept_in_file import kept_in_file
 from memfit.proof.noise import noisy
 from memfit.proof.observing import Outcome, feed, observe
@@ -20,26 +21,19 @@ from memfit.proof.shelf import Shelf, same_bits
 from memfit.step import Step
 from memfit.step.batches import map_tensors
 
+_NOISE = ("gradients", "later", "buffers", "end buffers")  # what is measured of it
 _THREADS = (1, 2, 4)  # few: each is a run of the plain step
 
 
 class Reference:
     """What a fitted step is compared with. Each run happens when it is first asked for, and is rolled back."""
 
-    def __init__(
-        self,
-        step: Step,
-        steps: int,
-        float64: bool = True,
-        progress: Callable[[str], None] = lambda words: None,
-        in_file: bool = False,
-        moved_in_file: bool = False,
-    ) -> None:
-        self.step, self.places = step, Places.of(step)
-        self.batches = Batches(step.batch, steps)
-        self._float64, self.progress, self._in_file, self._moved_in_file = float64, progress, in_file, moved_in_file
+    def __init__(self, sample: Sample, steps: int, progress: Callable[[str], None] = lambda words: None) -> None:
+        self.sample, self.step, self.places, self.progress = sample, sample.step, Places.of(sample.step), progress
+        one_batch = sample.room is not None and not sample.room.copy
+        self.batches = Batches(self.step.batch, steps, one_batch)
         self._rough: dict[float, Outcome] = {}
-        self.why_one_batch = ""  # where the step does not take its samples in another order
+        self.why_one_batch = "a second batch does not fit the limit" if one_batch else ""
 
     @cached_property
     def start(self) -> Shelf:
@@ -52,7 +46,7 @@ class Reference:
     @contextmanager
     def _plainly(self, in_file: bool = False) -> Iterator[None]:
         """Around a run of the plain step: everything is put back, and where memory is short autograd keeps its tensors in a file."""
-        with rolled_back(self.step), kept_in_file(self.step) if in_file or self._in_file else nullcontext():
+        with rolled_back(self.step), kept_in_file(self.step) if in_file or self.sample.in_file else nullcontext():
             yield
 
     @cached_property
@@ -64,7 +58,7 @@ class Reference:
                 return observe(self.step, self.places, self.batches)
         except Exception as error:  # the user's own, which comes again if the order was not its reason
             self.batches = replace(self.batches, in_one_order=True)
-            self.why_one_batch = f"{type(error).__name__}: {error}"
+            self.why_one_batch = f"with its samples in another order the plain step fails ({type(error).__name__}: {error})"
         with self._plainly():
             return observe(self.step, self.places, self.batches)
 
@@ -105,7 +99,7 @@ class Reference:
         More threads take more memory, so they only run where there was room for float64.
         """
         now = torch.get_num_threads()
-        return tuple(self._with_threads(count) for count in _THREADS if count < now or (count > now and self._float64))
+        return tuple(self._with_threads(count) for count in _THREADS if count < now or (count > now and self.sample.float64))
 
     def _with_threads(self, count: int) -> Outcome:
         self.progress("measuring the noise of summation")
@@ -113,14 +107,14 @@ class Reference:
         torch.set_num_threads(count)
         try:
             with self._plainly():
-                return observe(self.step, self.places, self.batches, "gradients", "later", "buffers")
+                return observe(self.step, self.places, self.batches, *_NOISE)
         finally:
             torch.set_num_threads(before)
 
     def _moved_by(self, eps: float | None) -> Outcome:
         self.progress("measuring the noise of rounding")
-        with self._plainly(self._moved_in_file), noisy(self.places, eps):
-            return observe(self.step, self.places, self.batches, "gradients", "later", "buffers")
+        with self._plainly(self.sample.moved_in_file), noisy(self.places, eps):
+            return observe(self.step, self.places, self.batches, *_NOISE)
 
     @cached_property
     def exact(self) -> Outcome:
@@ -151,7 +145,7 @@ class Reference:
         return recorder.shelf, f"{op} draws random numbers that cannot be replayed" if op else ""
 
     def _in_float64(self, run: Callable[[], Outcome]) -> Outcome:
-        if not self._float64:
+        if not self.sample.float64:
             return Outcome(failure="it would not fit the limit")
         if any(p.dtype is torch.float64 for p in self.places.parameters):
             return Outcome(failure="the step computes in float64 itself")

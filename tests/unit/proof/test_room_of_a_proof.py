@@ -63,13 +63,14 @@ print(json.dumps(proven(step, "bitwise", high(step) + (176 << 20))))
 def test_a_run_in_float64_stays_below_what_is_predicted_for_it() -> None:
     """What is exchanged for float64 is kept to be put back: parameters, and the states of a step that has been trained."""
     script = """
+from memfit.proof.fitting_sample import Sample
 from memfit.proof.needs import Needs
 from memfit.proof.reference import Reference
 step = step_of(torch.nn.Sequential(torch.nn.Linear(128, 72000), torch.nn.Linear(72000, 128)), 8, 128, optimizer=torch.optim.Adam)
 step.run(step.batch)
 most = Needs(step, "reordered").at_most(8)
 with HighWaterMark() as mark:
-    failure = Reference(step, 1).exact.failure
+    failure = Reference(Sample(step), 1).exact.failure
 print(json.dumps([failure, mark.bytes, most]))
 """
     failure, held, most = in_a_fresh_process(SETUP + script)
