@@ -61,6 +61,7 @@ def observe(step: Step, places: Places, batches: Batches, *wanted: str) -> Outco
             places.shelve_state(step, outcome.shelf)
         outcome.losses.append({name or "loss": float(loss) for name, loss in losses.items()})
     places.shelve_parameters(outcome.shelf, "end")
+    places.shelve_averages(outcome.shelf, "end ")
     return outcome
 
 
