@@ -25,6 +25,7 @@ from recipes.cifar10 import data, results
 from recipes.cifar10.curves import BATCH, MICRO, make_documented_step
 from recipes.cifar10.train import make_step
 from recipes.cifar10.training import test
+from recipes.kit.largest import in_words
 from recipes.kit.measuring import Measured, Way, apart, measure
 from recipes.kit.tables import write_block, write_table
 from recipes.kit.told import findings, techniques, told
@@ -102,8 +103,8 @@ def largest(way: Way, budget: str, device: str) -> str:
     step = built_without_memory(lambda: (make_step if way.make == PLAIN else make_documented_step)(**settings))
     fitted = way.budget is not None
     found = largest_batch(step, parse_bytes(budget), device=device, allow=way.allow, levers=LEVERS if fitted else {})
-    more = " or more" if found.with_microbatch == found.tried_up_to else ""
-    return f"{found.without_microbatch} whole, {found.with_microbatch}{more} in parts" if fitted else str(found.plain)
+    whole, parts = in_words(found.without_microbatch, found), in_words(found.with_microbatch, found)
+    return f"{whole} whole, {parts} in parts" if fitted else in_words(found.plain, found)
 
 
 def trained(way: Way, directory: Path | None) -> str:

@@ -30,6 +30,7 @@ from recipes.conditional_unet.data import load, synthetic
 from recipes.conditional_unet.diffusion import validation_loss
 from recipes.conditional_unet.forms import FORMS, looks_at_values
 from recipes.conditional_unet.steps import GUIDED_DIFFUSION, step_of
+from recipes.kit.largest import in_words
 from recipes.kit.measuring import Measured, Way, apart, measure
 from recipes.kit.tables import write_block, write_table
 from recipes.kit.told import findings, techniques, told
@@ -130,8 +131,8 @@ def largest(way: Way, budget: str, device: str) -> str:
     step = built_without_memory(lambda: step_of(**sizes, **form))
     fitted = way.budget is not None
     found = largest_batch(step, parse_bytes(budget), device=device, allow=way.allow, levers=LEVERS if fitted else {})
-    more = " or more" if found.with_microbatch == found.tried_up_to else ""
-    return f"{found.without_microbatch} whole, {found.with_microbatch}{more} in parts" if fitted else str(found.plain)
+    whole, parts = in_words(found.without_microbatch, found), in_words(found.with_microbatch, found)
+    return f"{whole} whole, {parts} in parts" if fitted else in_words(found.plain, found)
 
 
 def trained(way: Way, data: Path | None) -> str:
@@ -142,7 +143,10 @@ def trained(way: Way, data: Path | None) -> str:
     if way.budget:
         tight = memfit.profile(step, simulate=True)
         budget = tight.process_high_bytes - tight.peak_bytes // 4
-        apply_plan(step, memfit.plan(step, budget, allow=way.allow))
+        try:
+            apply_plan(step, memfit.plan(step, budget, allow=way.allow))
+        except memfit.Infeasible:
+            return "does not fit"
     torch.manual_seed(1)
     order = torch.randperm(images.training)[: UPDATES * TRAINED_BATCH]
     try:

@@ -22,6 +22,7 @@ import memfit
 from memfit.capture.simulation import built_without_memory
 from memfit.units import format_bytes
 from recipes.kit.tables import write_table
+from recipes.volume_autoencoder.data import sources_in
 from recipes.volume_autoencoder.train_autoencoder import step_of
 
 BUDGET = "4GiB"
@@ -54,9 +55,18 @@ def trained(args: argparse.Namespace) -> tuple[str, str, str, str]:
     print(ran.stdout, f"{time.perf_counter() - started:.0f} s in all", flush=True)
     (row,) = csv.DictReader((args.output_dir / "log.csv").open())
     predicted = re.search(r"→\s+([\d.]+\s+\w+)\s+predicted", ran.stdout)
-    steps = len(list(args.data_dir.iterdir()))
     whole = format_bytes(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024)
-    return predicted[1] if predicted else "", format_bytes(int(row["memory_bytes"])), whole, f"{float(row['seconds']) / steps:.0f}"
+    return (
+        predicted[1] if predicted else "",
+        format_bytes(int(row["memory_bytes"])),
+        whole,
+        seconds_a_step(float(row["seconds"]), args.data_dir),
+    )
+
+
+def seconds_a_step(seconds: float, data_dir: Path) -> str:
+    """Of an epoch's: each volume is a step, and what else lies in the folder is none."""
+    return f"{seconds / len(sources_in(data_dir)):.0f}"
 
 
 def lowest_of(channels: tuple[int, ...]) -> str:

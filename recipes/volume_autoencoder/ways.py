@@ -13,7 +13,6 @@ from memfit.capture.simulation import built_without_memory
 from memfit.fitting.applying import apply_levers, apply_plan
 from memfit.levers import LEVERS
 from memfit.records import Ledger, PlannedLever
-from memfit.units import format_bytes
 from recipes.kit.measuring import Way
 from recipes.volume_autoencoder.config import changed, load_config
 from recipes.volume_autoencoder.data import loader_of, sized, sources_in
@@ -52,11 +51,13 @@ def simulated() -> Ledger:
 
 
 def memfits(plain: Ledger) -> list[Way]:
-    """memfit under two budgets, and under the smaller one with rounding."""
+    """memfit under two budgets, and under the smaller one with rounding. Named by the share: bytes are of this process and this moment."""
     base = plain.process.base_bytes
     budgets = [base + int(share * (plain.process_bytes - base)) for share in SHARES]
-    exact = [Way(f"memfit, exact, at most {format_bytes(b)}", f"{HERE}:step_of", SMALL, str(b)) for b in budgets]
-    return [*exact, Way(f"memfit, rounded, at most {format_bytes(budgets[-1])}", f"{HERE}:step_of", SMALL, str(budgets[-1]), "rounded")]
+    ways = [
+        Way(f"memfit, exact, {share:.0%}", f"{HERE}:step_of", SMALL, str(budget)) for share, budget in zip(SHARES, budgets, strict=True)
+    ]
+    return [*ways, Way(f"memfit, rounded, {SHARES[-1]:.0%}", f"{HERE}:step_of", SMALL, str(budgets[-1]), "rounded")]
 
 
 def exact_rungs(plain: Ledger) -> list[tuple[Way, str]]:
@@ -95,7 +96,7 @@ def for_any_batch(name: str, **keys: Any) -> memfit.Step:
     return with_precision(build_step(changed(config, batch_size=1 << 20), volumes), config)
 
 
-def learnt(way: Way, data_dir: Path | None) -> float:
+def learnt(way: Way, data_dir: Path | None) -> str:
     """How far reconstructions are from the volumes, in L1, after equal training on them; to be called in a process of its own."""
     whole = changed(load_config(CONFIGS / "default.yaml"), **{k: v for k, v in SMALL.items() if k != "name"})
     batch = next(iter(loader_of(sources_in(data_dir), whole, torch.Generator().manual_seed(0))))
@@ -104,10 +105,13 @@ def learnt(way: Way, data_dir: Path | None) -> float:
     volumes = sized(batch, config.voxel_size)
     step = with_precision(build_step(config, volumes, learning_rate=5e-4), config)
     if way.budget is not None:
-        apply_plan(step, memfit.plan(step, way.budget, allow=way.allow))
+        try:
+            apply_plan(step, memfit.plan(step, way.budget, allow=way.allow))
+        except memfit.Infeasible:
+            return "does not fit"
     torch.manual_seed(1)
     for _ in range(STEPS):
         step.run(volumes)
     with torch.no_grad():
         made = step.models["autoencoder"].reconstruct(volumes)  # type: ignore[operator]
-    return float((sized(made, whole.voxel_size) - batch).abs().mean())
+    return f"{(sized(made, whole.voxel_size) - batch).abs().mean():.4f}"

@@ -34,6 +34,23 @@ def test_the_largest_batch_of_every_way():
     assert 4 < int(cells["original"]) == int(cells["by hand"]) < int(cells[EXACT].split()[0]) <= 256
 
 
+def make_that_remembers() -> memfit.Step:
+    """Refuses to be built twice in one process."""
+    assert not _BUILT, "a simulation has been in this process before"
+    _BUILT.append(True)
+    return make_wide()
+
+
+_BUILT: list[bool] = []
+
+
+def test_each_way_is_asked_in_a_process_of_its_own_and_the_end_of_what_is_tried_is_no_limit():
+    """What a simulation leaves in the process counts on a CPU: the rows that come later would get less."""
+    cells = largest_by_way("1TiB", {"original": make_that_remembers, "by hand": make_that_remembers}, "cpu", rounding=True)
+
+    assert cells == dict.fromkeys(["original", "by hand", WITHOUT_PARTS, EXACT, ROUNDED], "256 or more")
+
+
 def test_what_is_not_run_is_predicted_and_the_first_way_that_ran_is_the_measure_of_time():
     found = [
         Measured("original", peak_bytes=100, refused="not run"),

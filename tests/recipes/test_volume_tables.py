@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from recipes.kit.measuring import Measured, Way
 from recipes.volume_autoencoder import table, ways
 from recipes.volume_autoencoder.config import changed, load_config
 from recipes.volume_autoencoder.documented import FIVE, _scaled
+from recipes.volume_autoencoder.high_resolution import seconds_a_step
 from recipes.volume_autoencoder.train_autoencoder import CONFIGS, step_of
 
 LITTLE: dict[str, Any] = {"name": "default", "voxel_size": (24, 24, 24), "batch_size": 2, "use_perceptual_loss": False}
@@ -55,9 +57,8 @@ def test_the_guides_rungs_are_configurations() -> None:
         changed(load_config(CONFIGS / f"{config}.yaml"), **{k: v for k, v in _scaled(keys).items() if k != "name"})
 
 
-def test_exact_rungs_stand_first_and_altered_ones_last(plain: memfit.Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(table, "simulated", lambda: plain)
-    ladder = table.ladder_of()
+def test_exact_rungs_stand_first_and_altered_ones_last(plain: memfit.Ledger) -> None:
+    ladder = table.ladder_of(plain, ways.memfits(plain))
     kinds = [kind for _, kind in ladder]
     assert ladder[0][0].name == ways.ORIGINAL and {"bitwise", "reordered"} >= set(kinds[1 : kinds.index("")])
     altered = kinds.index("altered")
@@ -65,6 +66,13 @@ def test_exact_rungs_stand_first_and_altered_ones_last(plain: memfit.Ledger, mon
     names = [way.name for way, _ in ladder]
     assert {"attention: fused", "saved: every block made again", ways.ON_HOST} < set(names[:altered])
     assert not any(name.startswith("optimizer") for name in names)  # changes nothing at this peak
+
+
+def test_the_names_of_ways_do_not_depend_on_what_the_process_holds_by_now(plain: memfit.Ledger) -> None:
+    """Rows are joined by name, and a table measured again must find them."""
+    later = replace(plain, process=replace(plain.process, base_bytes=plain.process.base_bytes + 10 * 2**20))
+    assert [way.name for way in ways.memfits(later)] == [way.name for way in ways.memfits(plain)]
+    assert [way.budget for way in ways.memfits(later)] != [way.budget for way in ways.memfits(plain)]
 
 
 def test_a_rung_is_a_step_with_that_technique_on(plain: memfit.Ledger) -> None:
@@ -85,13 +93,15 @@ def test_the_ladder_says_what_is_refused_and_what_is_not_run(pages: Path) -> Non
 
 
 def test_the_main_table_joins_what_was_measured_with_what_is_predicted(pages: Path) -> None:
-    names = [ways.ORIGINAL, "attention: fused", "memfit, exact, at most 1 GiB", "memfit, rounded, at most 1 GiB"]
-    here, losses = {ways.ORIGINAL: "3", EXACT: "9", ROUNDED: "11"}, dict.fromkeys([names[0], *names[2:]], 0.25)
-    table.write_main(measured(names), here, {name: f"{cell}0" for name, cell in here.items()}, losses, None)
+    names = [ways.ORIGINAL, "attention: fused", "memfit, exact, 60%", "memfit, rounded, 40%", "memfit, exact, 5%"]
+    here, losses = {ways.ORIGINAL: "3", EXACT: "9", ROUNDED: "11"}, dict.fromkeys([names[0], *names[2:]], "0.2500")
+    found = [*measured(names[:-1]), Measured(names[-1], refused="It does not fit.")]
+    table.write_main(found, here, {name: f"{cell}0" for name, cell in here.items()}, losses, None)
     assert rows_of(pages / "README.md", "main") == [
         [ways.ORIGINAL, "10.0 MiB", "1.00 GiB", "1.00", "3", "30", "0.2500"],
         [names[2], "8.00 MiB (0.80)", "1.00 GiB", "2.00", "9", "90", "0.2500"],
         [names[3], "7.00 MiB (0.70)", "1.00 GiB", "2.50", "11", "110", "0.2500"],
+        [names[4], "does not fit", "", "", "9", "90", "0.2500"],
     ]
 
 
@@ -109,4 +119,15 @@ def test_equal_training_teaches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ways, "SMALL", LITTLE)
     trained = ways.learnt(Way("as it is", "", LITTLE), None)
     monkeypatch.setattr(ways, "STEPS", 0)
-    assert trained < ways.learnt(Way("as it is", "", LITTLE), None)
+    assert float(trained) < float(ways.learnt(Way("as it is", "", LITTLE), None))
+
+
+def test_a_way_that_does_not_fit_is_said_and_ends_no_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ways, "SMALL", LITTLE)
+    assert ways.learnt(Way("memfit", "", LITTLE, budget="1MiB"), None) == "does not fit"
+
+
+def test_only_volumes_count_as_steps(tmp_path: Path) -> None:
+    for name in ("a.npy", "b.nii.gz", "README.txt", "labels.csv"):
+        (tmp_path / name).write_text("")
+    assert seconds_a_step(30.0, tmp_path) == "15"

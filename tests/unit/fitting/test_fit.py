@@ -13,9 +13,9 @@ import torch
 import memfit
 from memfit import capture as capturing
 from memfit.errors import Infeasible, MemfitError, NotEquivalent
+from memfit.fitting import fit as fitting
 from memfit.fitting import proven_plans
 from memfit.fitting.applying import apply_levers
-from memfit.fitting.fit import fit as fitting
 from memfit.fitting.plan_search import FoundPlan
 from memfit.fitting.trial import slowdown_of
 from memfit.levers import LEVERS, Undo
