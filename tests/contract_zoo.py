@@ -19,6 +19,7 @@ from memfit.fitting.plan_rows import rows_of
 from memfit.levers import LEVERS, Lever
 from memfit.levers.architecture import ArchitectureLever
 from memfit.proof.fitted import Judgement, judge
+from memfit.proof.fitting_sample import Sample
 from memfit.proof.reference import Reference
 from memfit.records import Option
 from quick_ledgers import seen
@@ -115,7 +116,7 @@ def applicable(name: str) -> list[str]:
 @cache
 def reference(name: str) -> Reference:
     """The plain step and what its runs gave; levers are put on it and taken off again."""
-    return Reference(step_of(name), 2)
+    return Reference(Sample(step_of(name)), 2)
 
 
 def judged(name: str, chosen: Sequence[Option], more: Mapping[str, Lever] | None = None) -> Judgement:

@@ -11,6 +11,7 @@ from memfit.record import Record
 
 EXACTNESS = ("bitwise", "reordered", "redrawn", "rounded", "altered")  # from strict to loose
 CATEGORIES = ("parameters", "gradients", "optimizer", "activations", "temporaries", "batch", "other")
+COMPARED = ("gradients", "buffers", "rng", "optimizer_state", "parameters")  # what a verdict counts
 
 
 def loosest(classes: Iterable[str]) -> str:

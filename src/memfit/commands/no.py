@@ -11,7 +11,7 @@ import click
 
 from memfit.commands.screen import stdout_for_json
 from memfit.errors import Infeasible, NotEquivalent
-from memfit.records import Ledger, Plan
+from memfit.records import COMPARED, Ledger, Plan, Verdict, Worst
 
 _OF_A_RUN = ("baseline", "slowdown", "slowdown_is", "slowdown_on_sample", "steps", "losses", "fits_steps")
 
@@ -35,3 +35,11 @@ def no_plan(no: Infeasible, budget: int) -> dict[str, Any]:
     none = Plan(False, budget, 0, 0, None, "bitwise", (), reachable_bytes={**no.reachable_bytes}).to_dict()
     none |= {"predicted_peak_bytes": None, "predicted_process_bytes": None, "exactness": None}
     return none | {"lowest_bytes": no.lowest_bytes, "reason": str(no)}
+
+
+def no_verdict(no: Infeasible, plan: Plan) -> dict[str, Any]:
+    """A verdict's keys where there is no room to compare anything: nothing was found wrong, and nothing is proven."""
+    losses: dict[str, float | None] = {"reference": None, "fitted": None}
+    counts, left_out = dict.fromkeys(COMPARED, 0), tuple(lever.name for lever in plan.levers)
+    nothing = Verdict(False, plan.exactness, losses, Worst("nothing", 0.0, 0.0), counts, notes=(str(no),), not_compared=left_out)
+    return nothing.to_dict() | {"lowest_bytes": no.lowest_bytes, "reason": str(no)}

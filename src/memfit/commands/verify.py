@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator
 
 import click
 from rich.console import Console
 
 import memfit
+from memfit.commands.no import no_verdict
 from memfit.commands.screen import Screen, progress_on, stdout_for_json
 from memfit.commands.target import load_step, step_errors
-from memfit.errors import Infeasible, MemfitError, NotEquivalent
+from memfit.errors import Infeasible, NotEquivalent
 from memfit.records import Plan
 from memfit.report.terminal import print_verdict
 from memfit.units import parse_bytes
@@ -35,23 +35,20 @@ def verify_command(target: str, plan_file: str, steps: int, limit: str | None, a
     """
     plan = Plan.load(plan_file)
     limit_bytes = None if limit is None else parse_bytes(limit)
-    with stdout_for_json() if as_json else contextlib.nullcontext(), progress_on(Console(stderr=True)) as progress:
-        progress("building the step")
-        step = load_step(target, simulate=False)
-        with step_errors(), _no_room_is_no_verdict():
-            verdict = memfit.verify(step, plan, steps=steps, limit_bytes=limit_bytes, progress=progress)
+    try:
+        with stdout_for_json() if as_json else contextlib.nullcontext(), progress_on(Console(stderr=True)) as progress:
+            progress("building the step")
+            step = load_step(target, simulate=False)
+            with step_errors():
+                verdict = memfit.verify(step, plan, steps=steps, limit_bytes=limit_bytes, progress=progress)
+    except Infeasible as no:
+        if not as_json:
+            raise
+        click.echo(json.dumps(no_verdict(no, plan)))
+        raise click.exceptions.Exit(no.exit_code) from no
     if as_json:
         click.echo(json.dumps(verdict.to_dict()))
     else:
         print_verdict(verdict, Screen())
     if not verdict.equivalent:
         raise click.exceptions.Exit(NotEquivalent.exit_code)
-
-
-@contextlib.contextmanager
-def _no_room_is_no_verdict() -> Iterator[None]:
-    """Exit 1 says that the training is another; where nothing could be compared, nothing is known of that."""
-    try:
-        yield
-    except Infeasible as no:
-        raise MemfitError(str(no)) from no

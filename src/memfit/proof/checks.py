@@ -17,9 +17,12 @@ _WORDS = {
     "optimizer_state": "{}",
     "rng": "the state of {}'s random numbers",
     "later": "the gradient of {}, a step later,",
+    "end rng": "the state of {}'s random numbers after the last step",
+    "end buffers": "buffer {} after the last step",
     "end": "{} after the last step",
 }
-_TELLING = ("run", "gradients", "buffers", "rng", "optimizer_state", "parameters", "later", "loss", "end")  # causes before their effects
+# causes before their effects
+_TELLING = ("run", "gradients", "buffers", "rng", "optimizer_state", "parameters", "later", "loss", "end rng", "end buffers", "end")
 _NOT_THE_SAME_BITS = math.ulp(0.0)  # the error of tensors that are equal as numbers and differ in bits: 0.0 and -0.0
 
 

@@ -12,20 +12,19 @@ from dataclasses import dataclass, replace
 from memfit.fitting.applying import option_of
 from memfit.levers import Lever
 from memfit.proof.checks import worst_of
-from memfit.proof.culprit import culprit_of
+from memfit.proof.culprit import Blame, blame_for
 from memfit.proof.determinism import deterministic
 from memfit.proof.fewer_parts import least_samples, levers_for
 from memfit.proof.fitted import Judgement, judge
 from memfit.proof.fitting_sample import Sample, sample_inside
 from memfit.proof.limit import Limit
-from memfit.proof.notes import BY_DESIGN, left_out, notes_on
+from memfit.proof.notes import BY_DESIGN, FITTED_IN_FILE, left_out, notes_on
 from memfit.proof.observing import Outcome
 from memfit.proof.reference import Reference
+from memfit.proof.room import FILE, MEMORY
 from memfit.proof.separable import why_not_separable
-from memfit.records import Ledger, PlannedLever, Verdict, Worst, loosest
+from memfit.records import COMPARED, Ledger, PlannedLever, Verdict, Worst, loosest
 from memfit.step import Batch, Step
-
-_COMPARED = ("gradients", "buffers", "rng", "optimizer_state", "parameters")
 
 
 @dataclass(frozen=True)
@@ -42,17 +41,22 @@ class Terms:
 def compare(step: Step, rows: Sequence[PlannedLever], terms: Terms, plain: Ledger | None = None) -> Verdict:
     """The verdict on these levers, by the rule of the loosest; `plain` is the plain step's ledger where it is known already."""
     started = time.perf_counter()
-    wants_float64 = loosest(lever.exactness for lever in rows) == "reordered"
-    sample = sample_inside(step, terms.limit, wants_float64, plain, terms.smaller_batch, least_samples(rows, step.batch_size))
+    exactness = loosest(lever.exactness for lever in rows)
+    sample = sample_inside(step, terms.limit, exactness, plain, terms.smaller_batch, least_samples(rows, step.batch_size))
     seen = levers_for(rows, step.batch_size, sample.step.batch_size)
-    reference = Reference(sample.step, terms.steps, sample.float64, terms.progress, sample.in_file)
+    place = MEMORY
+    if sample.room:
+        place, room = sample.room.for_plan(sample.step, seen, terms.levers)
+        sample = replace(sample, room=room)
+    reference = Reference(sample, terms.steps, terms.progress)
     with deterministic():
-        judgement = judge(reference, seen, terms.levers)
-        culprit = _to_blame(judgement, reference, seen, terms)
+        judgement = judge(reference, seen, terms.levers, place)
+        blame = _to_blame(judgement, reference, seen, terms)
     missing = tuple(lever.name for lever in rows if lever.name not in {row.name for row in seen})
-    notes = (*sample.notes, *left_out(missing, seen, sample.step.batch_size), *notes_on(reference, judgement, culprit))
-    verdict = _verdict(seen, reference, judgement, culprit, notes, time.perf_counter() - started)
-    if culprit == "microbatch" and not judgement.as_claimed:
+    filed = (FITTED_IN_FILE,) if place == FILE else ()
+    notes = (*sample.notes, *filed, *left_out(missing, seen, sample.step.batch_size), *notes_on(reference, judgement, blame))
+    verdict = _verdict(seen, reference, judgement, blame.lever, notes, time.perf_counter() - started)
+    if blame.lever == "microbatch" and not judgement.as_claimed:
         verdict = replace(verdict, culprit_because=_why_not_divided(sample, seen))
     if sample.in_file:
         verdict = replace(verdict, step_seconds={})  # the file took part of the reference's time
@@ -60,12 +64,12 @@ def compare(step: Step, rows: Sequence[PlannedLever], terms: Terms, plain: Ledge
     return replace(verdict, not_compared=missing, equivalent=verdict.equivalent and not (missing or by_design), by_design=by_design)
 
 
-def _to_blame(judgement: Judgement, reference: Reference, rows: Sequence[PlannedLever], terms: Terms) -> str:
+def _to_blame(judgement: Judgement, reference: Reference, rows: Sequence[PlannedLever], terms: Terms) -> Blame:
     """What failed; where nothing did, what makes it another training by design."""
     if not judgement.as_claimed:
         terms.progress("looking for the lever to blame")
-        return culprit_of(reference, rows, terms.levers)
-    return ", ".join(lever.name for lever in rows if lever.exactness in BY_DESIGN)
+        return blame_for(reference, rows, terms.levers)
+    return Blame(", ".join(lever.name for lever in rows if lever.exactness in BY_DESIGN))
 
 
 def _why_not_divided(sample: Sample, rows: Sequence[PlannedLever]) -> str:
@@ -89,7 +93,7 @@ def _verdict(
         judgement.exactness,
         {"reference": _total(plain), "fitted": _total(fitted)},
         Worst(worst.what, _finite(worst.error), _finite(worst.bound)),
-        {kind: counts[kind] for kind in _COMPARED},
+        {kind: counts[kind] for kind in COMPARED},
         tuple(lever.name for lever in rows),
         culprit,
         {"reference": _as_record(plain), "fitted": _as_record(fitted)},

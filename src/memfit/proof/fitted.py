@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -15,10 +15,12 @@ from memfit.errors import MemfitError
 from memfit.fitting.applying import apply_levers
 from memfit.levers import CannotApply, Lever
 from memfit.proof.checks import Check
+from memfit.proof.kept_in_file import kept_in_file
 from memfit.proof.observing import FittedRun, Outcome, feed, observe
 from memfit.proof.reference import Reference
+from memfit.proof.room import FILE, MEMORY
 from memfit.proof.rules import RULES
-from memfit.proof.sampling import first_samples, varied
+from memfit.proof.sampling import Batches, first_samples
 from memfit.proof.shelf import Key
 from memfit.records import PlannedLever, loosest
 from memfit.step.batches import batch_size, tensors_in
@@ -46,16 +48,19 @@ class Judgement:
         return ran if self.exactness == "altered" else self.same
 
 
-def judge(reference: Reference, rows: Sequence[PlannedLever], levers: Mapping[str, Lever]) -> Judgement:
-    """Run the step with these levers and compare it with the reference, by the rule of the loosest of them."""
+def judge(reference: Reference, rows: Sequence[PlannedLever], levers: Mapping[str, Lever], place: str = MEMORY) -> Judgement:
+    """Run the step with these levers and compare it with the reference, by the rule of the loosest of them.
+
+    `place` is where what autograd keeps has room, beside what the levers see to.
+    """
     exactness = loosest(lever.exactness for lever in rows)
-    run = _run(reference, rows, levers)
+    run = _run(reference, rows, levers, place)
     if failure := run.outcome.failure or run.fed.failure:
         return Judgement(exactness, run, (Check("run", f"the fitted step {failure}", float("inf"), 0.0),))
     return Judgement(exactness, run, tuple(RULES[exactness](reference, run)))
 
 
-def _run(reference: Reference, rows: Sequence[PlannedLever], levers: Mapping[str, Lever]) -> FittedRun:
+def _run(reference: Reference, rows: Sequence[PlannedLever], levers: Mapping[str, Lever], place: str) -> FittedRun:
     step, places = reference.step, reference.places
     unseen: set[Key] = set()
     exactness = loosest(lever.exactness for lever in rows)
@@ -70,7 +75,7 @@ def _run(reference: Reference, rows: Sequence[PlannedLever], levers: Mapping[str
 
     def fitted(run: Callable[[], Outcome]) -> Outcome:
         try:
-            with rolled_back(step), apply_levers(step, rows, levers):
+            with rolled_back(step), kept_in_file(step) if place == FILE else nullcontext(), apply_levers(step, rows, levers):
                 return _or_its_failure(run)
         except CannotApply as no:
             return Outcome(failure=_told(no), refused=True)
@@ -84,16 +89,16 @@ def _run(reference: Reference, rows: Sequence[PlannedLever], levers: Mapping[str
     return FittedRun(outcome, fed, frozenset(unseen), _eps(rows), exact)
 
 
-def _batches(reference: Reference) -> list[Any]:
+def _batches(reference: Reference) -> Batches:
     """A variant may take samples of another size: then it gets its own."""
     step, plain = reference.step, reference.batches
-    own = first_samples(step.batch, min(step.batch_size, batch_size(plain[0])))
-    if [(t.shape, t.dtype) for _, t in tensors_in(own)] == [(t.shape, t.dtype) for _, t in tensors_in(plain[0])]:
+    own = first_samples(step.batch, min(step.batch_size, batch_size(plain.batch)))
+    if [(t.shape, t.dtype) for _, t in tensors_in(own)] == [(t.shape, t.dtype) for _, t in tensors_in(plain.batch)]:
         return plain
-    return [varied(own, number) for number in range(len(plain))]
+    return Batches(own, len(plain))
 
 
-def _once_in_scale(reference: Reference, batches: Sequence[Any]) -> Outcome:
+def _once_in_scale(reference: Reference, batches: Batches) -> Outcome:
     """A guard that scales losses may skip steps until its scale suits; it keeps what it learned, and the step starts anew."""
     skipped = 0
     for _ in range(_SCALES if reference.step.running.guard else 1):

@@ -19,12 +19,19 @@ _TOSSES = 65_537  # a prime, so that rows of a tensor do not get the same ones
 @contextmanager
 def noisy(places: Places, eps: float | None = None) -> Iterator[None]:
     """Each number up or down by `eps` of itself, or by that of its own type. Parameters stay moved; modules are only listened to."""
-    coins = _Coins(eps)
-    moved: Callable[..., torch.Tensor] = _Moved.apply
+    coins = Coins(eps)
     with torch.no_grad():
         for parameter in places.parameters:
             if parameter.is_floating_point():
                 parameter.copy_(coins.move(parameter))
+    with outputs_moved(coins):
+        yield
+
+
+@contextmanager
+def outputs_moved(coins: Coins) -> Iterator[None]:
+    """What modules hand on, moved. An op that keeps its own result (tanh, relu) keeps it beside the moved one: up to twice the memory."""
+    moved: Callable[..., torch.Tensor] = _Moved.apply
 
     def move(module: nn.Module, args: Any, output: Any) -> Any:
         if not any(True for _ in module.children()):
@@ -38,10 +45,10 @@ def noisy(places: Places, eps: float | None = None) -> Iterator[None]:
         handle.remove()
 
 
-class _Coins:
+class Coins:
     """Ups and downs, tossed once and laid end to end: a fresh toss for every number would cost more than the step itself."""
 
-    def __init__(self, eps: float | None) -> None:
+    def __init__(self, eps: float | None = None) -> None:
         coin = torch.Generator().manual_seed(0)  # not the user's random numbers
         self._signs = 2 * torch.randint(0, 2, (_TOSSES,), generator=coin) - 1
         self._eps, self._at = eps, 0
@@ -58,7 +65,7 @@ class _Moved(torch.autograd.Function):
     """Moves values on their way forward and gradients on their way back, and keeps nothing for it."""
 
     @staticmethod
-    def forward(ctx: Any, values: torch.Tensor, coins: _Coins) -> torch.Tensor:
+    def forward(ctx: Any, values: torch.Tensor, coins: Coins) -> torch.Tensor:
         ctx.coins = coins
         return coins.move(values)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from memfit.proof.culprit import Blame
 from memfit.proof.fitted import Judgement
 from memfit.proof.reference import Reference
 from memfit.records import PlannedLever
@@ -13,12 +14,13 @@ BY_DESIGN = {
     "redrawn": "Equivalent in distribution only: {} draws other random numbers, so losses and gradients cannot be compared. "
     "Optimizers and counters were.",
 }
+FITTED_IN_FILE = "What autograd keeps of the fitted step, beside what its levers see to, waited in a file too: it would not fit the limit."
 
 
-def notes_on(reference: Reference, judgement: Judgement, culprit: str) -> Iterator[str]:
+def notes_on(reference: Reference, judgement: Judgement, blame: Blame) -> Iterator[str]:
     """How it was compared, and what could not be."""
     if judgement.exactness in BY_DESIGN and judgement.as_claimed:
-        yield BY_DESIGN[judgement.exactness].format(culprit)
+        yield BY_DESIGN[judgement.exactness].format(blame.lever)
     if judgement.exactness == "reordered" and reference.exact.failure:
         yield (
             f"There was no float64 run to compare with: {reference.exact.failure}. Gradients were held to 3 times what a last bit "
@@ -39,7 +41,7 @@ def notes_on(reference: Reference, judgement: Judgement, culprit: str) -> Iterat
             "States of optimizers were not compared."
         )
     if reference.why_one_batch:
-        yield f"All steps ran on the same batch: with its samples in another order the plain step fails ({reference.why_one_batch})."
+        yield f"All steps ran on the same batch: {reference.why_one_batch}."
     if skipped := judgement.run.outcome.skipped:
         steps = f"{skipped} step{'s' * (skipped > 1)}"
         yield f"A guard skipped {steps} for numbers that were not finite, as it found its scale: the comparison started anew each time."
@@ -48,7 +50,9 @@ def notes_on(reference: Reference, judgement: Judgement, culprit: str) -> Iterat
         yield f"{gone} could not be seen before being freed inside backward: parameters and states were compared."
     if any(phase.schedulers for phase in reference.step.all_phases):
         yield "Schedulers stood still during the comparison."
-    if not judgement.as_claimed and not culprit:
+    if not judgement.as_claimed and not blame.lever and blame.untried:
+        yield "No single lever could be blamed: without some of them the step is not predicted to fit the limit, and was not run like that."
+    elif not judgement.as_claimed and not blame.lever:
         yield "No single lever could be blamed: each is right on its own and the plan stays wrong without any one of them."
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,6 +12,7 @@ import torch
 from torch.optim import Optimizer
 
 from memfit.proof.places import Places
+from memfit.proof.sampling import Batches
 from memfit.proof.shelf import Key, Shelf
 from memfit.step import Phase, Step
 from memfit.step.running import Guard
@@ -47,19 +48,20 @@ class FittedRun:
     exact: Callable[[], Outcome] = Outcome  # its first step in float64, run when it is first asked for
 
 
-def observe(step: Step, places: Places, batches: Iterable[Any], *wanted: str) -> Outcome:
+def observe(step: Step, places: Places, batches: Batches, *wanted: str) -> Outcome:
     """Run a step on each batch; the first is looked at closely, and the second for what the first has left in a lever's hands."""
     outcome = Outcome(Shelf(*wanted))
-    for number, batch in enumerate(batches):
+    for number in range(len(batches)):
         watcher = _GradientsKept(step, places, outcome, _LOOKED_INTO[number] if number < len(_LOOKED_INTO) else "")
         with _guard_watched(step, watcher):
             started = time.perf_counter()
-            losses = step.run(batch, watcher, schedule=False)
+            losses = step.run(batches[number], watcher, schedule=False)
             outcome.seconds.append(time.perf_counter() - started)
         if number == 0:
             places.shelve_state(step, outcome.shelf)
         outcome.losses.append({name or "loss": float(loss) for name, loss in losses.items()})
     places.shelve_parameters(outcome.shelf, "end")
+    places.shelve_averages(outcome.shelf, "end ")
     return outcome
 
 

@@ -49,11 +49,15 @@ class Places:
         """Everything a training step leaves behind."""
         self.shelve_parameters(shelf)
         self.shelve_states(step, shelf)
+        self.shelve_averages(shelf)
+
+    def shelve_averages(self, shelf: Shelf, when: str = "") -> None:
+        """Buffers and random generators as they are now, which no optimizer moves."""
         for name, (module, local) in self.buffers.items():
             if (buffer := module._buffers.get(local)) is not None:
-                shelf.put(Key("buffers", name), buffer)
+                shelf.put(Key(f"{when}buffers", name), buffer)
         for source, state in _random_states():
-            shelf.put(Key("rng", source), state)
+            shelf.put(Key(f"{when}rng", source), state)
 
     def shelve_parameters(self, shelf: Shelf, kind: str = "parameters") -> None:
         """The parameters as they are now."""

@@ -4,35 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from functools import cached_property
 
 import torch
 
 from memfit.capture.rollback import rolled_back
 from memfit.proof.draws import CannotReplay, DrawsRecorded, DrawsReplayed, InFloat64
+from memfit.proof.fitting_sample import Sample
 from memfit.proof.kept_in_file import kept_in_file
 from memfit.proof.noise import noisy
 from memfit.proof.observing import Outcome, feed, observe
 from memfit.proof.places import Places
-from memfit.proof.sampling import varied
+from memfit.proof.sampling import Batches
 from memfit.proof.shelf import Shelf, same_bits
 from memfit.step import Step
 from memfit.step.batches import map_tensors
 
+_NOISE = ("gradients", "later", "buffers", "end buffers")  # what is measured of it
 _THREADS = (1, 2, 4)  # few: each is a run of the plain step
 
 
 class Reference:
     """What a fitted step is compared with. Each run happens when it is first asked for, and is rolled back."""
 
-    def __init__(
-        self, step: Step, steps: int, float64: bool = True, progress: Callable[[str], None] = lambda words: None, in_file: bool = False
-    ) -> None:
-        self.step, self.places = step, Places.of(step)
-        self.batches = [varied(step.batch, number) for number in range(steps)]
-        self._float64, self.progress, self._in_file = float64, progress, in_file
+    def __init__(self, sample: Sample, steps: int, progress: Callable[[str], None] = lambda words: None) -> None:
+        self.sample, self.step, self.places, self.progress = sample, sample.step, Places.of(sample.step), progress
+        one_batch = sample.room is not None and not sample.room.copy
+        self.batches = Batches(self.step.batch, steps, one_batch)
         self._rough: dict[float, Outcome] = {}
-        self.why_one_batch = ""  # where the step does not take its samples in another order
+        self.why_one_batch = "a second batch does not fit the limit" if one_batch else ""
 
     @cached_property
     def start(self) -> Shelf:
@@ -43,9 +44,9 @@ class Reference:
         return shelf
 
     @contextmanager
-    def _plainly(self) -> Iterator[None]:
+    def _plainly(self, in_file: bool = False) -> Iterator[None]:
         """Around a run of the plain step: everything is put back, and where memory is short autograd keeps its tensors in a file."""
-        with rolled_back(self.step), kept_in_file(self.step) if self._in_file else nullcontext():
+        with rolled_back(self.step), kept_in_file(self.step) if in_file or self.sample.in_file else nullcontext():
             yield
 
     @cached_property
@@ -56,7 +57,8 @@ class Reference:
             with self._plainly():
                 return observe(self.step, self.places, self.batches)
         except Exception as error:  # the user's own, which comes again if the order was not its reason
-            self.batches, self.why_one_batch = [self.step.batch for _ in self.batches], f"{type(error).__name__}: {error}"
+            self.batches = replace(self.batches, in_one_order=True)
+            self.why_one_batch = f"with its samples in another order the plain step fails ({type(error).__name__}: {error})"
         with self._plainly():
             return observe(self.step, self.places, self.batches)
 
@@ -97,7 +99,7 @@ class Reference:
         More threads take more memory, so they only run where there was room for float64.
         """
         now = torch.get_num_threads()
-        return tuple(self._with_threads(count) for count in _THREADS if count < now or (count > now and self._float64))
+        return tuple(self._with_threads(count) for count in _THREADS if count < now or (count > now and self.sample.float64))
 
     def _with_threads(self, count: int) -> Outcome:
         self.progress("measuring the noise of summation")
@@ -105,14 +107,14 @@ class Reference:
         torch.set_num_threads(count)
         try:
             with self._plainly():
-                return observe(self.step, self.places, self.batches, "gradients", "later", "buffers")
+                return observe(self.step, self.places, self.batches, *_NOISE)
         finally:
             torch.set_num_threads(before)
 
     def _moved_by(self, eps: float | None) -> Outcome:
         self.progress("measuring the noise of rounding")
-        with self._plainly(), noisy(self.places, eps):
-            return observe(self.step, self.places, self.batches, "gradients", "later", "buffers")
+        with self._plainly(self.sample.moved_in_file), noisy(self.places, eps):
+            return observe(self.step, self.places, self.batches, *_NOISE)
 
     @cached_property
     def exact(self) -> Outcome:
@@ -124,7 +126,7 @@ class Reference:
 
         def run() -> Outcome:
             with around():
-                return observe(self.step, self.places, [map_tensors(_double, self.batches[0])], "gradients", "buffers")
+                return observe(self.step, self.places, Batches(map_tensors(_double, self.step.batch), 1), "gradients", "buffers")
 
         return self._in_float64(run)
 
@@ -138,12 +140,12 @@ class Reference:
         """The random draws of the first step, and why they cannot be replayed if so."""
         recorder = DrawsRecorded(Shelf())
         with self._plainly(), recorder:
-            observe(self.step, self.places, self.batches[:1], "none of it")
+            observe(self.step, self.places, replace(self.batches, count=1), "none of it")
         op = recorder.unreplayable
         return recorder.shelf, f"{op} draws random numbers that cannot be replayed" if op else ""
 
     def _in_float64(self, run: Callable[[], Outcome]) -> Outcome:
-        if not self._float64:
+        if not self.sample.float64:
             return Outcome(failure="it would not fit the limit")
         if any(p.dtype is torch.float64 for p in self.places.parameters):
             return Outcome(failure="the step computes in float64 itself")

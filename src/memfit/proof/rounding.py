@@ -58,11 +58,11 @@ def _looseness(key: Key, check: Check, plain: Shelf) -> float:
     """The share of a norm that a bound is, where it is coarse, and else 0; what is nothing but rounding is measured by all others."""
     if check.bound <= _COARSE * check.norm:
         return 0.0
-    size = _size_of(key, plain)
+    size = size_of(key, plain)
     return check.bound / size if check.bound > _COARSE * size > 0 else 0.0
 
 
-def _size_of(key: Key, shelf: Shelf) -> float:
+def size_of(key: Key, shelf: Shelf) -> float:
     """The tensor's norm, and a hundredth of all norms."""
     return distance(shelf.get(key)) + _SMALL_BESIDE * shelf.norm(key.kind)
 
@@ -71,4 +71,4 @@ def _near(key: Key, check: Check, truth: Shelf, found: Shelf, share: float) -> C
     """Within a share of the tensor's norm and of a hundredth of all norms."""
     if key not in truth or key not in found:
         return check
-    return Check(check.kind, check.what, distance(truth.get(key), found.get(key)), share * _size_of(key, truth))
+    return Check(check.kind, check.what, distance(truth.get(key), found.get(key)), share * size_of(key, truth))

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import torch
 
 from memfit.proof.checks import Check, Yardstick, bits, loss_checks, told
+from memfit.proof.end import at_the_end, counters_at_the_end, finely, roughly
 from memfit.proof.observing import FittedRun, Outcome
 from memfit.proof.reference import Reference
 from memfit.proof.rounding import SAME_IN_FLOAT32, judged, yardstick
@@ -39,6 +40,7 @@ def reordered(reference: Reference, fitted: FittedRun) -> Iterator[Check]:
     yield from loss_checks(
         reference.plain.losses, fitted.outcome.losses, noise_of_losses(reference.plain, reference.moved, eps, _TRAJECTORY)
     )
+    yield from at_the_end(reference, fitted, finely(reference, _TRAJECTORY))
 
 
 def rounded(reference: Reference, fitted: FittedRun) -> Iterator[Check]:
@@ -54,6 +56,7 @@ def rounded(reference: Reference, fitted: FittedRun) -> Iterator[Check]:
         reference, fitted, lambda keys, error: 3 * max(4 * eps * _norm(keys, plain.shelf), _apart(keys, plain.shelf, moved.shelf))
     )
     yield from (bits(key, plain.shelf, run.shelf) for key in plain.shelf.keys("rng"))
+    yield from at_the_end(reference, fitted, roughly(reference, moved, 3, eps))
     for key in plain.shelf.keys("parameters"):
         error = distance(plain.shelf.get(key), fitted.fed.shelf.get(key))
         yield Check("parameters", told(key), error, 12 * eps * distance(plain.shelf.get(key), reference.start.get(key)))
@@ -63,6 +66,7 @@ def redrawn(reference: Reference, fitted: FittedRun) -> Iterator[Check]:
     """Other random numbers: only what does not depend on them can be compared, the optimizers and what counts steps."""
     plain, run = reference.plain.shelf, fitted.outcome.shelf
     yield from (bits(key, plain, run) for key in plain.keys("buffers") if not plain.get(key).is_floating_point())
+    yield from counters_at_the_end(reference, fitted)
     yield from _optimizers(reference, fitted)
 
 
@@ -96,7 +100,7 @@ def _within_repeats(reference: Reference, fitted: FittedRun) -> Iterator[Check]:
             continue
         if key not in plain or key not in run or same_bits(plain.get(key), again.get(key)):
             yield bits(key, plain, run)
-        elif key.kind != "rng":  # between two states of a generator there is no distance
+        elif key.kind not in ("rng", "end rng"):  # between two states of a generator there is no distance
             noise = distance(plain.get(key), again.get(key))
             yield Check(key.kind, told(key), distance(run.get(key), plain.get(key)), 3 * noise)
     losses = zip(reference.plain.losses, reference.again.losses, strict=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,21 @@ import numpy as np
 from memfit.step.batches import batch_size, map_tensors
 from memfit.step.parts import sliced
 from memfit.step.samples import Places, map_samples
+
+
+@dataclass(frozen=True)
+class Batches:
+    """The batches of a few steps, each made when it is asked for: a large one is in memory twice at most."""
+
+    batch: Any
+    count: int
+    in_one_order: bool = False
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, number: int) -> Any:
+        return self.batch if self.in_one_order else varied(self.batch, number)
 
 
 def varied(batch: Any, number: int) -> Any:

@@ -14,7 +14,7 @@ _PIECE = 2**20  # values that are compared at a time, in float64
 
 
 class Key(NamedTuple):
-    """What a tensor is: one of gradients, later, parameters, buffers, optimizer_state, rng, end, draws; and whose."""
+    """What a tensor is: one of gradients, later, parameters, buffers, optimizer_state, rng, end, end buffers, end rng, draws; and whose."""
 
     kind: str
     name: str

@@ -73,6 +73,18 @@ def test_json_is_all_that_is_on_standard_output(plan: str, code: int, capfd: pyt
     assert json.loads(out)["worst"].keys() == {"what", "error", "bound"}
 
 
+def test_where_nothing_can_be_compared_the_answer_is_an_honest_no(capfd: pytest.CaptureFixture[str]) -> None:
+    arguments = ["verify", "train.py:build", "--plan", "wrong.json", "--limit", "8MiB"]
+    assert run(arguments) == 1
+    out, err = capfd.readouterr()
+    assert err.startswith("The plain step cannot be run inside 8.00 MiB") and "Not equivalent" not in out
+    assert run([*arguments, "--json"]) == 1
+    answer = json.loads(capfd.readouterr().out)
+    verdict = Verdict.from_dict(answer)
+    assert verdict.unproven and not verdict.equivalent and verdict.not_compared == ("nothing", "weakened") and verdict.levers == ()
+    assert answer["reason"].startswith("The plain step cannot be run inside 8.00 MiB") and answer["lowest_bytes"] > 8 * 2**20
+
+
 def test_steps_and_limit_are_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     plain = memfit.verify
@@ -101,7 +113,6 @@ def test_steps_and_limit_are_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:
         (["train.py:build", "--plan", "unknown.json"], "a lever 'unknown', which this memfit does not have"),
         (["train.py:build"], "Missing option '--plan'"),
         (["train.py:build", "--plan", "plan.json", "--limit", "much"], "'much' is not an amount of memory"),
-        (["train.py:build", "--plan", "plan.json", "--limit", "8MiB"], "The plain step cannot be run inside 8.00 MiB"),
         (["train.py:broken", "--plan", "plan.json"], "This step cannot be trained:\n  - train.py:20 raised RuntimeError"),
     ],
 )
