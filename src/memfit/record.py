@@ -19,6 +19,7 @@ class Record:
 
     schema: ClassVar[str]
     version: ClassVar[int] = 1
+    oldest: ClassVar[int] = 1  # version that still holds all that is needed
     made_by: ClassVar[str] = ""  # the command that writes one to a file
 
     def to_dict(self) -> dict[str, Any]:
@@ -36,7 +37,7 @@ class Record:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Read what `to_dict` gave; a record of another kind or a newer version is refused."""
+        """Read what `to_dict` gave; a record of another kind, a newer version or one too old is refused."""
         name, _, version = str(values.get("schema", "")).rpartition("/")
         if name != cls.schema or not version.isdigit():
             raise RecordError(f"This is not a {cls.schema} record: its schema is {values.get('schema')!r}.")
@@ -45,6 +46,8 @@ class Record:
                 f"This {cls.schema} record has version {version}, this memfit reads up to {cls.version}: "
                 "upgrade memfit, or make the record again."
             )
+        if int(version) < cls.oldest:
+            raise RecordError(f"This {cls.schema} record is an earlier memfit's and lacks what is needed now: make it again{cls._with()}.")
         try:
             return typing.cast(Self, _build(cls, values, "it"))
         except _Damage as damage:

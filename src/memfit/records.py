@@ -232,7 +232,7 @@ class PlannedLever:
     costs_seconds: float | None = None  # below 0 where it saves time; None: not known
     settings: dict[str, Any] = field(default_factory=dict)
     why: str = ""
-    saves_process_bytes: int | None = None  # of the process, at the upper end that has to fit; None: an older plan
+    saves_process_bytes: int | None = None  # of the process, at the upper end that has to fit; None: not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,6 +252,8 @@ class Plan(Record):
     """Which levers make a step fit a budget, in the order they are applied, and for which step."""
 
     schema: ClassVar[str] = "memfit.plan"
+    version: ClassVar[int] = 2
+    oldest: ClassVar[int] = 2  # before, a plan knew its step by tensors and optimizers' names alone
     made_by: ClassVar[str] = "memfit plan TARGET --budget BYTES -o FILE"
 
     feasible: bool
@@ -266,7 +268,7 @@ class Plan(Record):
     planning_seconds: float = 0.0
     step: dict[str, str] = field(default_factory=dict)  # readable facts that tell the step it was made for
     predicted_host_bytes: int = 0  # where the device has memory of its own: of the host's, with what is put away there
-    device: str = ""  # what it was made for; "": an earlier plan, for where its step was
+    device: str = ""  # what it was made for; "": for where its step is
     times: str = ""  # what costs rest on: "measured" on this machine op by op, "measured in part", "estimated"; "" where nothing costs
     gap: float | None = None  # no plan that was weighed and fits takes less than 1 - gap of its seconds; None: nothing was weighed
     not_weighed: dict[str, str] = field(default_factory=dict)  # why a class in reachable_bytes has none

@@ -59,6 +59,12 @@ def test_a_missing_record_says_how_it_is_made(tmp_path: Path) -> None:
         Plan.load(tmp_path / "nowhere.json")
 
 
+def test_a_plan_that_knows_too_little_of_its_step_is_refused_with_the_way_out() -> None:
+    earlier = Plan(True, 1, 1, 1, 1, "bitwise", ()).to_dict() | {"schema": "memfit.plan/1"}
+    with pytest.raises(RecordError, match=r"an earlier memfit's and lacks what is needed now: make it again with memfit plan TARGET"):
+        Plan.from_dict(earlier)
+
+
 @pytest.mark.parametrize(
     ("damage", "words"),
     [

@@ -144,14 +144,15 @@ def _told_as_target_error(what: str) -> Iterator[None]:
 
 def _is_the_steps(error: BaseException) -> bool:
     """Raised while the step ran, and not by a line of memfit's that watches it, unless that hands the step's own call on to torch."""
-    from memfit.step import step as running_it
+    import memfit.step.step
 
+    runs = memfit.step.step.__file__
     frames = traceback.extract_tb(error.__traceback__)
     ours = str(Path(__file__).resolve().parents[1])
-    ran = any(frame.filename == running_it.__file__ for frame in frames)
+    ran = any(frame.filename == runs for frame in frames)
     last = frames[-1]
     hands_on = last.name.startswith("__torch_") and "func(*args" in (last.line or "")
-    return ran and (hands_on or last.filename == running_it.__file__ or not last.filename.startswith(ours))
+    return ran and (hands_on or last.filename == runs or not last.filename.startswith(ours))
 
 
 def _kind(value: object) -> str:

@@ -60,7 +60,7 @@ def test_json_says_that_nothing_fits_as_a_plan_would(capfd: pytest.CaptureFixtur
     assert out.count("\n") == 1 and said["schema"] == "memfit.fit/1" and said["verdict"] is None
     assert said["reason"].startswith("This step does not fit 1.00 MiB") and said["plan"]["reason"] == said["reason"]
     plan = said["plan"]
-    assert plan["schema"] == "memfit.plan/1" and plan["feasible"] is False and plan["budget_bytes"] == 2**20
+    assert plan["schema"] == "memfit.plan/2" and plan["feasible"] is False and plan["budget_bytes"] == 2**20
     assert plan["lowest_bytes"] == plan["reachable_bytes"]["reordered"] > 2**20
 
 

@@ -25,14 +25,14 @@ def build(width=4):
 
 @pytest.fixture(autouse=True)
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A directory of its own to stand in, with a good train.py; imports of the test leave nothing behind."""
+    """A directory of its own to stand in, with a good train.py; what is imported from it leaves nothing behind."""
     (tmp_path / "train.py").write_text(GOOD)
     monkeypatch.chdir(tmp_path)
     before = dict(sys.modules)
     monkeypatch.setattr(sys, "path", list(sys.path))
     yield tmp_path
     for name in sys.modules.keys() - before.keys():
-        if not name.startswith("torch"):
+        if (getattr(sys.modules[name], "__file__", None) or "").startswith(str(tmp_path)):
             del sys.modules[name]
 
 

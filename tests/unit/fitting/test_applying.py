@@ -148,4 +148,4 @@ def test_a_plan_survives_its_file(tmp_path) -> None:  # type: ignore[no-untyped-
     plan = plan_of(dense(), NOTHING, SPLIT)
     plan.save(tmp_path / "plan.json")
     assert Plan.load(tmp_path / "plan.json") == plan
-    assert plan.to_dict()["schema"] == "memfit.plan/1"
+    assert plan.to_dict()["schema"] == "memfit.plan/2"
