@@ -6,7 +6,7 @@ import contextlib
 import random
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -35,6 +35,12 @@ class Workers:
     prefetch: int = 0
     cached_bytes: int = 0
     draw: bool = False
+
+    def with_batches(self, times: float) -> Workers:
+        """The same workers with batches of another size waiting."""
+        waiting = int(times * self.waiting_bytes)
+        grown = self.bytes - self.waiting_bytes + waiting
+        return replace(self, bytes=grown, waiting_bytes=waiting, pinned_bytes=waiting if self.pinned_bytes else 0)
 
     def of_process(self) -> dict[str, Any]:
         """The same as parts of a Process."""

@@ -80,7 +80,7 @@ def give_back_free_memory() -> None:
 def predicted_process(trace: Trace, step: Step, base: int) -> Process:
     """The process's parts, predicted from the trace; `base` was taken before the simulation."""
     allocations = Allocations.of(trace)
-    workers = loader_workers(step.loader)
+    workers = loader_workers(step.loader).with_batches(step.running.loader_batches)
     if trace.device == "cuda":  # the driver counts its own memory: loader workers are in the host's
         slack, host = _reserved_slack(allocations), base + _WARM_UP + workers.bytes
         unsure = _CUDA_CONTEXT_UNSURE

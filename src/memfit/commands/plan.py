@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -45,39 +45,67 @@ def plan_command(
 
     TARGET is path/to/file.py:function or package.module:function; the function returns a memfit.Step.
     """
-    budget_bytes = parse_bytes(budget)
+    budget_bytes, refused = parse_bytes(budget), list[MemfitError]()
+    options: dict[str, Any] = {"allow": allow, "device": device, "host_budget": host_budget}
     if output:
         _refuse_missing_folder(output)
-    found: memfit.Plan | Infeasible
-    with stdout_for_json() if as_json else contextlib.nullcontext(), progress_on(Console(stderr=True)) as progress:
+    with _looking(as_json) as progress:
         progress("building the step")
         step = load_step(target, simulate=True)
-        with step_errors():
-            try:
-                found = memfit.plan(step, budget_bytes, allow=allow, device=device, host_budget=host_budget, progress=progress)
-            except Infeasible as no:
-                found = no
-            sizes = _largest(step, budget_bytes, allow, device, host_budget, progress) if largest_batch else {}
+        found = _found(step, budget_bytes, options | {"progress": progress})
+    if not as_json:
+        _show(found)
     if output and isinstance(found, memfit.Plan):
-        _write(found, output)
+        with _for_later(refused):
+            _write(found, output)
+    sizes = None
+    if largest_batch:
+        with _looking(as_json) as progress, _for_later(refused, "The largest batch could not be found. "), step_errors():
+            sizes = _largest(step, budget_bytes, options | {"progress": progress})
     if as_json:
-        click.echo(json.dumps(_record(found, budget_bytes) | ({"largest_batch": sizes} if sizes else {})))
-    elif isinstance(found, memfit.Plan):
-        print_plan(found, Screen())
-    else:
-        click.echo(found, err=True)
-    if sizes and not as_json:
+        click.echo(json.dumps(_record(found, budget_bytes) | ({"largest_batch": sizes} if largest_batch else {})))
+    elif sizes:
         print_largest_batch(sizes, format_bytes(budget_bytes), Screen())
+    if refused:
+        raise refused[0]
     if isinstance(found, Infeasible):
         raise click.exceptions.Exit(Infeasible.exit_code)
 
 
-def _largest(
-    step: Any, budget: int, allow: str, device: str | None, host_budget: str | None, progress: Callable[[str], None]
-) -> dict[str, int]:
+@contextlib.contextmanager
+def _looking(as_json: bool) -> Iterator[Callable[[str], None]]:
+    with stdout_for_json() if as_json else contextlib.nullcontext(), progress_on(Console(stderr=True)) as progress:
+        yield progress
+
+
+@contextlib.contextmanager
+def _for_later(refused: list[MemfitError], where: str = "") -> Iterator[None]:
+    """What cannot be done after a plan was found is told once the plan is there."""
+    try:
+        yield
+    except MemfitError as no:
+        refused.append(MemfitError(f"{where}{no}"))
+
+
+def _found(step: memfit.Step, budget: int, options: dict[str, Any]) -> memfit.Plan | Infeasible:
+    with step_errors():
+        try:
+            return memfit.plan(step, budget, **options)
+        except Infeasible as no:
+            return no
+
+
+def _show(found: memfit.Plan | Infeasible) -> None:
+    if isinstance(found, memfit.Plan):
+        print_plan(found, Screen())
+    else:
+        click.echo(found, err=True)
+
+
+def _largest(step: memfit.Step, budget: int, options: dict[str, Any]) -> dict[str, int]:
     from memfit.fitting.largest_batch import largest_batch
 
-    return dataclasses.asdict(largest_batch(step, budget, allow=allow, device=device, host_budget=host_budget, progress=progress))
+    return dataclasses.asdict(largest_batch(step, budget, **options))
 
 
 def _record(found: memfit.Plan | Infeasible, budget: int) -> dict[str, Any]:

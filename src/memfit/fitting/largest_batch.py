@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
+from math import isqrt
 from typing import Any
 
 import numpy as np
 import torch
 
 from memfit.capture.process import warmed_up_once
+from memfit.capture.simulation import built_without_memory
 from memfit.errors import Infeasible, MemfitError
 from memfit.fitting.planning import find_plan
 from memfit.levers import LEVERS, Lever
@@ -20,13 +23,17 @@ from memfit.step.batches import batch_size, map_tensors
 from memfit.step.samples import map_samples
 
 _AT_MOST = 64  # times the sample's size: beyond, nobody asks for a step that is still the same training
-_FAR = 2.0  # how far above a size that fits the next guess may lie
-_PROBES = 5  # plans tried on each question: sizes are then known to within a few percent
+_PROBES = 5  # simulations that follow the step's growth, before what is left is searched as if nothing were known of it
+_CLOSE = 16  # a size is known when one larger by this part of it is known not to fit
 
 
 @dataclass(frozen=True)
 class LargestBatch:
-    """How many samples fit: as the step is, and with the allowed levers, without and with micro-batching. 0: not even one."""
+    """How many samples fit: as the step is, and with the allowed levers, without and with micro-batching. 0: not even one.
+
+    Each size was tried and fits, and one that is larger by a sixteenth, or by one sample, was tried and does not; nothing above
+    `tried_up_to` was tried.
+    """
 
     plain: int
     without_microbatch: int
@@ -50,6 +57,7 @@ def largest_batch(
     """
     most = _AT_MOST * step.batch_size
     seen: list[Ledger] = []
+    asked: dict[str, Any] = {"allow": allow, "device": device, "host_budget": host_budget, "quick": True}
 
     def high_of(samples: int) -> int:
         progress(f"simulating a batch of {samples}")
@@ -62,8 +70,7 @@ def largest_batch(
                 return False
             progress(f"planning a batch of {samples}")
             try:
-                it = resized(step, samples)
-                return find_plan(it, budget, allow=allow, device=device, host_budget=host_budget, levers=some, quick=True).plan.feasible
+                return find_plan(resized(step, samples), budget, levers=some, first=seen[0], **asked).plan.feasible
             except Infeasible:
                 return False
 
@@ -87,7 +94,7 @@ def _profiled(step: Step, device: str | None) -> Ledger:
 
 
 def resized(step: Step, samples: int) -> Step:
-    """The step on a batch of so many samples.
+    """The step on a batch of so many samples, its variants and the batches of its loader as well.
 
     >>> net = torch.nn.Linear(1, 1)
     >>> step = Step(net, lambda m, b: m(b).mean(), torch.optim.SGD(net.parameters(), 0.1), torch.tensor([[1.0], [2.0]]))
@@ -95,6 +102,18 @@ def resized(step: Step, samples: int) -> Step:
     ([1.0, 2.0, 1.0, 2.0, 1.0], [1.0])
     """
     whole = batch_size(step.batch)
+    running = replace(step.running, loader_batches=step.running.loader_batches * samples / whole)
+    variants = {name: partial(_variant_resized, build, samples) for name, build in step.variants.items()}
+    batch = step.batch if samples == whole else _batch_of(step.batch, whole, samples)
+    return replace(step, batch=batch, running=running, variants=variants)
+
+
+def _variant_resized(build: Callable[[], Step], samples: int) -> Step:
+    variant = built_without_memory(build)
+    return resized(variant, samples) if isinstance(variant, Step) else variant
+
+
+def _batch_of(batch: Any, whole: int, samples: int) -> Any:
     often = -(-samples // whole)
 
     def rows(t: torch.Tensor) -> torch.Tensor:
@@ -105,8 +124,7 @@ def resized(step: Step, samples: int) -> Step:
             return np.concatenate([listed] * often)[:samples]
         return map_tensors(torch.clone, (listed * often)[:samples])  # a tensor that is there twice takes its memory twice
 
-    batch: Any = map_samples(rows, entries, step.batch, whole)
-    return step if samples == whole else replace(step, batch=batch)
+    return map_samples(rows, entries, batch, whole)
 
 
 def _by_growth(high_of: Callable[[int], int], sample: int, budget: int, most: int) -> int:
@@ -117,7 +135,9 @@ def _by_growth(high_of: Callable[[int], int], sample: int, budget: int, most: in
         if guess in known or not guess:
             break
         known[guess] = high_of(guess)
-    return max((size for size, high in known.items() if high <= budget), default=0)
+    low = max((size for size, high in known.items() if high <= budget), default=0)
+    no = min((size for size, high in known.items() if high > budget), default=most + 1)
+    return _narrowed(lambda size: high_of(size) <= budget, low, no, low + max(1, low // _CLOSE))
 
 
 def _guess(known: Mapping[int, int], budget: int, most: int) -> int:
@@ -134,11 +154,17 @@ def _guess(known: Mapping[int, int], budget: int, most: int) -> int:
 
 
 def _by_trying(fits: Callable[[int], bool], low: int, most: int) -> int:
-    """From a size that is known to fit, upwards in growing strides, then halving what is left between a yes and a no."""
-    no = most + 1
-    for _ in range(2 * _PROBES):
-        guess = min(most, max(low + 1, int(low * _FAR))) if no > most else (low + no) // 2
-        if guess <= low or guess >= no or (no <= most and no - low <= low // 16):
-            break
-        low, no = (guess, no) if fits(guess) else (low, guess)
+    """From a size that is known to fit upwards, in strides that grow with each yes, then between the last yes and the first no."""
+    stride, no = 2, most + 1
+    while low < most and no > most:
+        guess = min(most, max(1, low * stride))
+        low, no, stride = (guess, no, stride**2 if low else stride) if fits(guess) else (low, guess, stride)
+    return _narrowed(fits, low, no)
+
+
+def _narrowed(fits: Callable[[int], bool], low: int, no: int, first: int = 0) -> int:
+    """Between a yes and a no, each guess as many times above the one as below the other; `first` where a guess is known to be good."""
+    while no - low > max(1, low // _CLOSE):
+        guess = first if low < first < no else max(low + 1, isqrt(low * no))
+        low, no, first = (guess, no, 0) if fits(guess) else (low, guess, 0)
     return low

@@ -21,6 +21,7 @@ from memfit.planner.explaining import alternatives, explained_levers, infeasible
 from memfit.planner.learning import Learnt
 from memfit.planner.proposing import Proposal, Proposals, Proposer
 from memfit.planner.reaching import Reaching
+from memfit.profiling import profile
 from memfit.records import EXACTNESS, Ledger, Option, Plan, loosest
 from memfit.step import Step
 from memfit.step.fingerprint import fingerprint
@@ -121,12 +122,15 @@ class PlanSearch:
         lowest = min(self.seen, default=self.plain.process_high_bytes)
         if self.request.quick:
             return infeasible(self.request.budget, lowest, self.plain, self.request.allow, {}, {}, None)
-        variants = {name: ledger.process_high_bytes for name, ledger in variants_of(self.step, self.request.device, self.progress).items()}
+        variants = {name: ledger.process_high_bytes for name, ledger in variants_of(self.step, self._seen, self.progress).items()}
         self.progress("weighing what looser classes would reach")
         reaching, split = self._reaching(), self.request.levers.get("microbatch")
         reachable = {word: max(size, lowest) for word, size in reaching.with_allowed(lowest, _REACHABLE_SECONDS).items()}  # as captured
         reachable |= reaching.with_looser(lowest, _LOWEST_SECONDS, captured=lowest)
         return infeasible(self.request.budget, lowest, self.plain, self.request.allow, reachable, variants, split)
+
+    def _seen(self, other: Step) -> Ledger:
+        return profile(other, simulate=True, device=self.request.device, progress=self.progress)
 
     def _captured(self, options: Sequence[Option]) -> Ledger:
         """The fitted step's own ledger."""

@@ -102,7 +102,7 @@ def _found_with_all(step: Step, request: Request, progress: Callable[[str], None
 
     levers = with_captured(request.levers, step, costed, seen, request.allow, progress)
     if request.allow == "altered" and "architecture" in levers:
-        levers = {**levers, "architecture": ArchitectureLever(variants_of(step, device, progress))}
+        levers = {**levers, "architecture": ArchitectureLever(variants_of(step, seen, progress))}
     progress("weighing techniques")
     return PlanSearch(step, replace(request, levers=levers), plain, costed, host_room, progress).search()
 

@@ -18,8 +18,8 @@ from memfit.step import Step
 from memfit.users_code import users_code
 
 
-def variants_of(step: Step, device: str | None, progress: Callable[[str], None] = lambda words: None) -> dict[str, Ledger]:
-    """The ledgers of the steps that the user would accept as well, each built without memory and simulated, with times."""
+def variants_of(step: Step, seen: Callable[[Step], Ledger], progress: Callable[[str], None]) -> dict[str, Ledger]:
+    """The ledgers of the steps that the user would accept as well, each built without memory, and simulated as `seen` does."""
     found = {}
     for name, build in step.variants.items():
         progress(f"simulating the variant {name!r}")
@@ -27,7 +27,7 @@ def variants_of(step: Step, device: str | None, progress: Callable[[str], None] 
             variant = built_without_memory(build)
         if not isinstance(variant, Step):
             raise StepError([f"its variant {name!r} returned a {type(variant).__name__}: let the factory return a Step"])
-        found[name] = seen_with_times(variant, device, progress=progress)
+        found[name] = seen(variant)
     return found
 
 

@@ -30,7 +30,7 @@ def print_plan(plan: Plan, console: Console) -> None:
 
 def print_largest_batch(sizes: Mapping[str, int], budget: str, console: Console) -> None:
     """Show the largest batches that fit."""
-    lines = [Text(f"The largest batch inside {budget}", "bold")]
+    lines = [Text(f"The largest batch inside {budget}: these fit, a sixteenth more does not", "bold")]
     words = {
         "plain": "as the step is",
         "without_microbatch": "with the allowed techniques, in one piece",
@@ -38,7 +38,7 @@ def print_largest_batch(sizes: Mapping[str, int], budget: str, console: Console)
     }
     lines += [Text.assemble((f"{sizes[key]:>{SIZE}}", "bold"), f"  {said}") for key, said in words.items()]
     if sizes["with_microbatch"] >= sizes["tried_up_to"]:
-        lines.append(Text(f"{'':>{SIZE}}  (none larger than {sizes['tried_up_to']} was tried)", "dim"))
+        lines.append(Text(f"{'':>{SIZE}}  ({sizes['tried_up_to']} fits, and none larger was tried)", "dim"))
     show(lines, console, min(console.width, WIDTH))
 
 

@@ -60,6 +60,7 @@ class Running:
     after_step: list[Callable[[], object]] = field(default_factory=list)  # called when a step is done, or its backward in one's own loop
     saw_loss: list[Callable[[torch.Tensor], object]] = field(default_factory=list, compare=False)  # no lever's: given each loss
     places: Places | None = field(default=None, compare=False)  # no lever's: what belonged to samples in the batch the step was made with
+    loader_batches: float = field(default=1.0, compare=False)  # no lever's: times the loader's own size, on a batch that stands for others
     levers_on: list[str] | None = None  # those of the plan that is on: some leave no other trace here; None: no plan is on
     simulated_on: str | None = field(default=None, compare=False)  # no lever's: the device that a simulation stands for, while it runs
     beside: Callable[[Trace, Process], Process] | None = None  # what is predicted beside the tensors, where a lever sees to it

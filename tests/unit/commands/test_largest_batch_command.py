@@ -55,3 +55,43 @@ def test_the_largest_batch_is_inside_and_the_next_size_is_not(train: Path, capfd
     if whole < 4 * 2048:
         with pytest.raises(memfit.Infeasible):
             planning.find_plan(resized(step, whole + whole // 8), budget - unsure, levers=WITHOUT, quick=True)
+
+
+ONLY_ITS_OWN = """
+import torch
+import memfit
+
+def build():
+    net = torch.nn.Linear(4, 4)
+    def loss(m, x):
+        assert x.shape[0] == 4, "four rows"
+        return m(x).pow(2).mean()
+    return memfit.Step(net, loss, torch.optim.SGD(net.parameters(), 0.1), torch.randn(4, 4))
+"""
+
+
+def test_the_plan_is_there_where_the_largest_batch_is_not_to_be_found(train: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (train / "own.py").write_text(ONLY_ITS_OWN)
+    ask = ["plan", "own.py:build", "--budget", "16GiB", "--largest-batch", "-o", "plan.json"]
+    assert run(ask) == 2
+    out, err = capfd.readouterr()
+    assert "It fits as it is" in out and memfit.Plan.load("plan.json").feasible
+    assert err.startswith("The largest batch could not be found. The loss does not take a batch of 8") and "Traceback" not in err
+    Path("plan.json").unlink()
+    assert run([*ask, "--json"]) == 2
+    out, err = capfd.readouterr()
+    said = json.loads(out)
+    assert out.count("\n") == 1 and said["feasible"] is True and said["largest_batch"] is None and "a batch of 8" in err
+    assert memfit.Plan.load("plan.json").feasible
+
+
+def test_a_plan_that_cannot_be_written_is_shown(train: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    def full(self: memfit.Plan, path: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(memfit.Plan, "save", full)
+    assert run(["plan", "train.py:build", "--budget", "16GiB", "-o", "plan.json", "--json"]) == 2
+    out, err = capfd.readouterr()
+    assert json.loads(out)["feasible"] is True and err.endswith(
+        "cannot be written to plan.json: No space left on device. Give another file with -o.\n"
+    )

@@ -51,7 +51,10 @@ def test_a_plan_that_was_written_is_verified_later(capfd: pytest.CaptureFixture[
     assert run(["verify", "train.py:build", "--plan", "plan.json"]) == 0  # built for real now, and still the same step
     capfd.readouterr()
     assert run(["verify", "train.py:wider", "--plan", "plan.json"]) == 2
-    assert "This plan was made for another step:\n  - model.weight: 1 tensor, 4 values" in capfd.readouterr().err
+    assert (
+        "This plan was made for another step:\n  - model: Linear(in_features=4, out_features=1, bias=False), training when"
+        in capfd.readouterr().err
+    )
 
 
 def test_options_are_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:
