@@ -27,7 +27,9 @@ from memfit.step import Step
 from memfit.step.fingerprint import fingerprint
 
 _NEARLY_ALL = 0.9  # of a step's seconds
-_SEARCH_SECONDS = (2.5, 0.9, 0.5, 0.4, 0.3, 0.3)  # rounds of proposing, capturing and proposing again with what the capture taught
+# Rounds of proposing, capturing and proposing again with what the capture taught: seconds, and the share of the limit that is asked for.
+# Nearer and nearer to the lowest, so that the plan for a budget that is hard to meet is not at once the slowest there is.
+_ROUNDS = ((2.3, 1.0), (0.7, 1.0), (0.4, 1.0), (0.3, 1.0), (0.25, 1.0), (0.25, 0.95), (0.2, 0.88), (0.2, 0.75))
 _LOWEST_SECONDS = 2.0
 _HALF = ("bfloat16",)  # float16 takes as much, and on a processor that multiplies it number by number minutes to try
 _REACHABLE_SECONDS = 0.3  # for each class of exactness, once a plan is found
@@ -82,8 +84,8 @@ class PlanSearch:
 
     def search(self) -> FoundPlan:
         """Propose, apply to simulated tensors, capture: what does not fit then is never shown. In the end the lowest of all is tried."""
-        for seconds in _SEARCH_SECONDS:
-            proposals = self.proposer.propose(self.learnt, seconds)
+        for seconds, share in _ROUNDS:
+            proposals = self.proposer.propose(self.learnt.lowered(share), seconds)
             if not proposals.fitting:
                 break
             if fitted := self._fitted(proposals.fitting[0]):

@@ -70,3 +70,29 @@ def test_after_a_second_surprise_nothing_is_hoped_for() -> None:
     learnt.from_capture(plain, seen_once)
     slack = seen_once.process_high_bytes - fixed - seen_once.peak_bytes
     assert learnt(plain.combination) == budget - fixed - slack - 2**20 < once
+
+
+def test_a_heap_that_holds_more_the_lower_the_peak_is_left_to_other_levers() -> None:
+    """A table took a fifth off the peak and nothing off the process: what would be asked of another one is out of all reach."""
+    ours = proposer()
+    plain = proposal_of(ours)
+    fixed, _ = beside_the_peak(plain.combination.ledger)
+    learnt = Learnt(fixed + 2 * plain.peak_bytes)
+    fifth = plain.peak_bytes // 5
+    learnt.from_capture(plain, captured(plain, more=fifth))
+    once = learnt(plain.combination)
+    learnt.from_capture(plain, captured(plain, higher=-fifth, more=2 * fifth))
+    assert once + 2**20 > plain.peak_bytes // 2 and learnt(plain.combination) + 2**20 < 0  # a little lower is asked for, always
+
+
+def test_what_a_lower_peak_took_off_the_process_is_what_the_next_is_expected_to() -> None:
+    ours = proposer()
+    plain = proposal_of(ours)
+    fixed, _ = beside_the_peak(plain.combination.ledger)
+    tenth = plain.peak_bytes // 10
+    budget = fixed + 2 * plain.peak_bytes - 2 * tenth
+    learnt = Learnt(budget)
+    learnt.from_capture(plain, captured(plain))
+    learnt.from_capture(plain, captured(plain, higher=-2 * tenth, more=tenth))  # a half of it
+    need = captured(plain, higher=-2 * tenth, more=tenth).process_high_bytes - budget
+    assert abs(plain.peak_bytes - 2 * tenth - 2 * need - 2**20 - learnt(plain.combination)) < 2**10
