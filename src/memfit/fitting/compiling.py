@@ -47,7 +47,10 @@ def measured_compile(step: Step, *, run_steps: int, progress: Callable[[str], No
 
 
 def _refuse_without_room(plain: Ledger) -> None:
-    """What is compiled is measured beside the plain step, and nobody knows its memory before."""
+    """What is compiled is measured beside the plain step, and nobody knows its memory before.
+
+    Held to the machine, not to a budget: where the plain step is inside the budget, no plan is wanted.
+    """
     room = memory_left()
     if plain.device == "cpu" and plain.process_high_bytes > room:
         raise MemfitError(
