@@ -8,6 +8,7 @@ batch would: a codebook that is updated inside forward would move eight times.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -30,7 +31,8 @@ class Codebook(nn.Module):
 
     def nearest(self, positions: torch.Tensor) -> torch.Tensor:
         """The number of the nearest code for each row: in the codes' own precision, of two codes half of it may take the farther one."""
-        with torch.autocast(positions.device.type, enabled=False):
+        kind = positions.device.type
+        with torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext():
             lengths, positions = self.codes.pow(2).sum(1), positions.to(self.codes.dtype)
             return torch.cat([(lengths - 2 * rows @ self.codes.T).argmin(1) for rows in positions.split(_ROWS)])
 
