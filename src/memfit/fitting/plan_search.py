@@ -17,7 +17,8 @@ from memfit.levers.lever import why_left_out
 from memfit.planner.combining import Rewriter
 from memfit.planner.comparing import compared
 from memfit.planner.costs import timed_share
-from memfit.planner.explaining import alternatives, explained_levers, infeasible
+from memfit.planner.explaining import alternatives, explained_levers
+from memfit.planner.impossible import infeasible
 from memfit.planner.learning import Learnt
 from memfit.planner.proposing import Proposal, Proposals, Proposer
 from memfit.planner.reaching import Reaching
@@ -75,7 +76,7 @@ class PlanSearch:
     timed: Ledger  # the same with what its ops cost
     host_room: float
     progress: Callable[[str], None]
-    seen: list[int] = field(default_factory=list)  # captured processes, none of them inside the budget
+    seen: list[Ledger] = field(default_factory=list)  # captured with proposals, none of them inside the budget
     proposer: Proposer = field(init=False)
     learnt: Learnt = field(init=False)
 
@@ -116,20 +117,20 @@ class PlanSearch:
             return None
         if fitted.process_high_bytes <= self.request.budget:
             return fitted
-        self.seen.append(fitted.process_high_bytes)
+        self.seen.append(fitted)
         self.learnt.from_capture(winner, fitted)
         return None
 
     def _impossible(self) -> Infeasible:
-        lowest = min(self.seen, default=self.plain.process_high_bytes)
+        best = min(self.seen, key=lambda ledger: ledger.process_high_bytes, default=self.plain)
         if self.request.quick:
-            return infeasible(self.request.budget, lowest, self.plain, self.request.allow, {}, {}, None)
+            return infeasible(self.request.budget, best, self.plain, self.request.allow, {}, {}, None)
         variants = {name: ledger.process_high_bytes for name, ledger in variants_of(self.step, self._seen, self.progress).items()}
         self.progress("weighing what looser classes would reach")
-        reaching, split = self._reaching(), self.request.levers.get("microbatch")
+        lowest, reaching, split = best.process_high_bytes, self._reaching(), self.request.levers.get("microbatch")
         reachable = {word: max(size, lowest) for word, size in reaching.with_allowed(lowest, _REACHABLE_SECONDS).items()}  # as captured
         reachable |= reaching.with_looser(lowest, _LOWEST_SECONDS, captured=lowest)
-        return infeasible(self.request.budget, lowest, self.plain, self.request.allow, reachable, variants, split)
+        return infeasible(self.request.budget, best, self.plain, self.request.allow, reachable, variants, split)
 
     def _seen(self, other: Step) -> Ledger:
         return profile(other, simulate=True, device=self.request.device, progress=self.progress)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, islice
 from math import inf
 
-from memfit.errors import Infeasible
 from memfit.planner.combining import Rewriter
 from memfit.planner.comparing import Unchosen
 from memfit.planner.proposing import Proposal, Proposals
@@ -16,8 +15,6 @@ from memfit.units import format_bytes
 
 _MOST_SHOWN = 5
 _ALMOST = 1.02
-_DEVICES = (2, 4, 8)
-_WORTH_IT = 0.9  # of the lowest: less is not worth other machines
 
 
 def explained_levers(
@@ -85,57 +82,3 @@ def without_half(plan: Plan, times_slower: float) -> Plan:
     estimated = tuple(word for word in plan.estimated if word not in words)
     told = (*plan.alternatives, missing)
     return replace(plan, alternatives=told, reachable_bytes=reachable, not_weighed=reasons, estimated=estimated)
-
-
-def infeasible(
-    budget: int, lowest: int, plain: Ledger, allowed: str, reachable: dict[str, int], variants: Mapping[str, int], split: Rewriter | None
-) -> Infeasible:
-    """What to say when nothing fits. `variants` are what the step's own take, and `split` is the lever that divides a batch."""
-    process = plain.process
-    parts = {
-        "interpreter and libraries": process.base_bytes,
-        "loader workers": process.workers_bytes,
-        "parameters, gradients and optimizer": _kept_by_all(plain),
-    }
-    filled = ", ".join(f"{what} {format_bytes(size)}" for what, size in parts.items() if size)
-    help_, least = [], lowest
-    for word in EXACTNESS[EXACTNESS.index(allowed) + 1 :]:
-        if reachable.get(word, least) < least:  # what a stricter class reaches as well is no reason to allow a looser one
-            least = reachable[word]
-            help_.append(f"allow {word}: {format_bytes(least, up=True)}")
-    smaller = {name: size for name, size in variants.items() if size < lowest}
-    help_ += [f"the variant {name!r}, as it is: {format_bytes(size, up=True)} (another training)" for name, size in smaller.items()]
-    help_ += devices_that_would_help(plain, budget, lowest, split)
-    help_ += [f"a budget of {format_bytes(lowest, up=True)} or more", "a smaller batch or model"]
-    listed = "".join(f"\n  - {what}" for what in help_)
-    message = (
-        f"This step does not fit {format_bytes(budget)}: the lowest that can be reached with {allowed} techniques is "
-        f"{format_bytes(lowest, up=True)} (upper end of the prediction).\n"
-        f"What fills it: {filled}; the rest is the highest moment of the passes.\nWhat would help:{listed}"
-    )
-    return Infeasible(message, lowest, reachable)
-
-
-def devices_that_would_help(plain: Ledger, budget: int, lowest: int, split: Rewriter | None) -> Iterator[str]:
-    """The fewest devices on which it would fit, or the most that are thought of: each with a part of the batch, or of what all keep."""
-    if split is None:
-        return
-    options = {-(-plain.batch_size // option.settings["size"]): option for option in split.options(plain)}
-    parts = {n: split.rewrite(plain, options[n]).process_high_bytes for n in _DEVICES if n in options}
-    if (found := _fewest(parts, budget)) and found[1] < lowest:
-        yield f"{found[0]} devices with a part of the batch each: about {format_bytes(found[1])} each (data parallel, an estimate)"
-    shared = {n: lowest - _kept_by_all(plain) * (n - 1) // n for n in _DEVICES if options}
-    if (found := _fewest(shared, budget)) and found[1] < _WORTH_IT * lowest:
-        yield (
-            f"{found[0]} devices that also share parameters, gradients and optimizer states: about {format_bytes(found[1])} each "
-            "(sharded data parallel, an estimate)"
-        )
-
-
-def _fewest(sizes: Mapping[int, int], budget: int) -> tuple[int, int] | None:
-    enough = [(n, size) for n, size in sizes.items() if size <= budget]
-    return min(enough, default=max(sizes.items(), default=None))
-
-
-def _kept_by_all(plain: Ledger) -> int:
-    return sum(plain.by_category[k] for k in ("parameters", "gradients", "optimizer"))

@@ -11,9 +11,9 @@ from torch import nn
 import memfit
 from memfit import Infeasible, Step
 from memfit.levers import LEVERS
-from memfit.planner.explaining import devices_that_would_help, infeasible
+from memfit.planner.impossible import devices_that_would_help, infeasible, what_fills
 from memfit.records import Ledger
-from memfit.units import format_bytes
+from memfit.units import format_bytes, parse_bytes
 from quick_ledgers import seen
 from small_steps import convolutional_2d, sgd
 
@@ -34,15 +34,15 @@ def ledger_of(step: Step) -> Ledger:
 
 def test_everything_that_would_help_is_told_with_its_bytes() -> None:
     plain = ledger_of(wide())
-    lowest, reachable = 60 * MIB, {"bitwise": 60 * MIB, "reordered": 20 * MIB, "redrawn": 60 * MIB, "rounded": 15 * MIB}
-    error = infeasible(30 * MIB, lowest, plain, "bitwise", reachable, {"half": 40 * MIB, "double": 90 * MIB}, SPLIT)
+    best, lowest = replace(plain, process_high_bytes=60 * MIB), 60 * MIB
+    reachable = {"bitwise": 60 * MIB, "reordered": 20 * MIB, "redrawn": 60 * MIB, "rounded": 15 * MIB}
+    error = infeasible(30 * MIB, best, plain, "bitwise", reachable, {"half": 40 * MIB, "double": 90 * MIB}, SPLIT)
     four = SPLIT.rewrite(plain, next(o for o in SPLIT.options(plain) if o.settings["size"] == 16384 // 4)).process_high_bytes
-    kept = sum(plain.by_category[kind] for kind in ("parameters", "gradients", "optimizer"))
     assert four <= 30 * MIB and error.lowest_bytes == lowest and error.reachable_bytes == reachable
     assert str(error).splitlines() == [
         "This step does not fit 30.0 MiB: the lowest that can be reached with bitwise techniques is 60.0 MiB "
         "(upper end of the prediction).",
-        f"What fills it: parameters, gradients and optimizer {format_bytes(kept)}; the rest is the highest moment of the passes.",
+        *what_fills(best).splitlines(),
         "What would help:",
         "  - allow reordered: 20.0 MiB",
         "  - allow rounded: 15.0 MiB",
@@ -53,21 +53,42 @@ def test_everything_that_would_help_is_told_with_its_bytes() -> None:
     ]
 
 
+def test_what_fills_the_lowest_is_all_of_it_and_who_holds_most() -> None:
+    """Of the ledger of the lowest plan, not of the plain step: its categories, its base and what malloc may add come to its upper end."""
+    step = wide()
+    with pytest.raises(Infeasible) as error:
+        memfit.plan(step, "2MiB", allow="reordered")
+    _, filled, most, *_ = str(error.value).splitlines()
+    parts = [part.removesuffix(".").rsplit(" ", 2) for part in filled.removeprefix("What fills it: ").split(", ")]
+    told = {what: parse_bytes(f"{number}{unit}") for what, number, unit in parts}
+    assert {"interpreter and libraries", "parameters", "activations", "what the allocator may hold beside them"} <= told.keys()
+    assert abs(sum(told.values()) - error.value.lowest_bytes) < 0.01 * error.value.lowest_bytes
+    assert told["activations"] < memfit.profile(step, simulate=True).by_category["activations"] // 2
+    assert most.startswith("Most of its peak: ") and "/test_infeasible.py:" in most
+
+
+def with_high(plain: Ledger, high: int) -> Ledger:
+    return replace(plain, process_high_bytes=high)
+
+
 def test_the_devices_are_the_fewest_that_are_enough() -> None:
     plain = ledger_of(wide())
     options = {-(-16384 // o.settings["size"]): o for o in SPLIT.options(plain)}
     sizes = {n: SPLIT.rewrite(plain, options[n]).process_high_bytes for n in (2, 4, 8)}
     for n, size in sizes.items():
-        assert next(devices_that_would_help(plain, size, 2**40, SPLIT)).startswith(f"{n} devices with a part of the batch each: about ")
-    assert next(devices_that_would_help(plain, 1, 2**40, SPLIT)).startswith("8 devices")  # the most that are thought of
-    assert not list(devices_that_would_help(plain, 1, sizes[8], SPLIT))  # no less than what one device reaches
+        assert next(devices_that_would_help(plain, with_high(plain, 2**40), size, SPLIT)).startswith(
+            f"{n} devices with a part of the batch each: about "
+        )
+    assert not list(devices_that_would_help(plain, with_high(plain, 2**40), 1, SPLIT))  # the most that are thought of are too few
+    assert not list(devices_that_would_help(plain, with_high(plain, sizes[8]), sizes[8], SPLIT))  # no less than one reaches
 
 
 def test_where_states_fill_it_sharing_them_is_told() -> None:
     net = nn.Linear(2048, 2048)
     step = Step(net, lambda m, x: m(x).pow(2).mean(), torch.optim.Adam(net.parameters()), torch.randn(8, 2048))
     plain = ledger_of(step)
-    (told,) = devices_that_would_help(plain, plain.peak_bytes * 2 // 5, plain.peak_bytes // 2, SPLIT)
+    kept = sum(plain.by_category[kind] for kind in ("parameters", "gradients", "optimizer"))
+    (told,) = devices_that_would_help(plain, plain, plain.process_high_bytes - kept // 2, SPLIT)
     assert told.startswith("2 devices that also share parameters, gradients and optimizer states: about ")
     assert told.endswith(" each (sharded data parallel, an estimate)")
 
@@ -75,12 +96,15 @@ def test_where_states_fill_it_sharing_them_is_told() -> None:
 @pytest.mark.parametrize("split", [None, SPLIT])
 def test_a_batch_that_cannot_be_split_is_not_spread(split: object) -> None:
     plain = ledger_of(convolutional_2d())  # batch statistics
-    assert not list(devices_that_would_help(plain, 1, 2**40, split))  # type: ignore[arg-type]
+    assert not list(devices_that_would_help(plain, with_high(plain, 2**40), 2**39, split))  # type: ignore[arg-type]
 
 
 def test_a_real_plan_says_so_too() -> None:
+    step = wide()
+    plain = memfit.profile(step, simulate=True)
+    eighth = next(o for o in SPLIT.options(plain) if o.settings["size"] == 16384 // 8)
     with pytest.raises(Infeasible) as error:
-        memfit.plan(wide(), "2MiB", allow="bitwise")
+        memfit.plan(step, SPLIT.rewrite(plain, eighth).process_high_bytes + MIB, allow="bitwise")
     words = str(error.value)
     assert "  - the variant 'narrow', as it is: " in words and "twice the width" not in words
     assert "(data parallel, an estimate)" in words and "  - allow reordered: " in words
