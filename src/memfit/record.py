@@ -39,7 +39,7 @@ class Record:
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """Read what `to_dict` gave; a record of another kind, a newer version or one too old is refused."""
         name, _, version = str(values.get("schema", "")).rpartition("/")
-        if name != cls.schema or not version.isdigit():
+        if name != cls.schema or not version.isdecimal():
             raise RecordError(f"This is not a {cls.schema} record: its schema is {values.get('schema')!r}.")
         if int(version) > cls.version:
             raise RecordError(
@@ -61,7 +61,7 @@ class Record:
         except OSError as error:
             way_out = f" Make it{cls._with()}." if cls.made_by else ""
             raise RecordError(f"{path} cannot be read: {error.strerror}.{way_out}") from error
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise RecordError(f"{path} is not JSON ({error}): it is damaged or not a record of memfit's.") from error
         if not isinstance(values, dict):
             raise RecordError(f"{path} is not a record of memfit's: it holds no JSON object.")

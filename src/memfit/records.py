@@ -130,6 +130,7 @@ class Trace(Record):
     notes: tuple[str, ...] = ()
     fresh_bytes_a_second: float = 4e9  # memory given back to the system and asked for again
     gradients_in_parts: bool = False  # backward passes inside backward, as reentrant checkpoints run, give one gradient several times
+    conditions: dict[str, str] = field(default_factory=dict)  # what it holds for beside the step: torch, machine, the batch's tensors
     part_costs: tuple[tuple[int, float], ...] = ()  # micro-batch sizes, and the seconds of all of that size beside the whole batch's
 
 
@@ -219,6 +220,8 @@ class Ledger(Record):
     notes: tuple[str, ...]
     trace: Trace | None = field(default=None, repr=False, compare=False, metadata={"saved": False})
     growth_bytes: int = 0  # what each further step adds and never frees: nothing said of one step holds for many then
+    most_by_module: dict[str, int] = field(default_factory=dict)  # each at its own highest moment, whenever the peak is
+    conditions: dict[str, str] = field(default_factory=dict)  # what it holds for beside the step: torch, machine, the batch's tensors
 
 
 @dataclass(frozen=True, slots=True)

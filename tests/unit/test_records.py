@@ -42,6 +42,8 @@ def test_the_keys_that_scripts_rely_on() -> None:
         ('{"schema": "memfit.trace/1"}', "This is not a memfit.profile record: its schema is 'memfit.trace/1'"),
         ('{"schema": "memfit.profile/1"}', "lacks"),
         ('{"schema": "memfit.profile/1"}', "make it again with memfit profile TARGET --simulate --json > FILE"),
+        ('{"schema": "memfit.profile/\u00b2"}', "This is not a memfit.profile record"),
+        ("[" * 100_000, "is not JSON"),
         ("[1, 2]", "holds no JSON object"),
         ("{", "is not JSON"),
     ],

@@ -33,7 +33,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
+from memfit.capture.conditions import conditions_of
 from memfit.capture.op_times import OpCalls
 from memfit.capture.real import capture_real
 from memfit.capture.simulated import capture_simulated
@@ -60,9 +62,8 @@ def capture(
     what products and convolutions would take inside in types of half precision.
     """
     with _functional_gradients_refused():
-        if simulate:
-            return capture_simulated(step, device, progress, calls, half)
-        return _really(step, device, progress)
+        trace = capture_simulated(step, device, progress, calls, half) if simulate else _really(step, device, progress)
+    return replace(trace, conditions=conditions_of(step.batch, trace.device))
 
 
 @contextmanager

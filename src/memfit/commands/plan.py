@@ -47,7 +47,7 @@ def plan_command(
     """
     budget_bytes, refused = parse_bytes(budget), list[MemfitError]()
     options: dict[str, Any] = {"allow": allow, "device": device, "host_budget": host_budget}
-    if output:
+    if output is not None:
         _refuse_missing_folder(output)
     with _looking(as_json) as progress:
         progress("building the step")
@@ -55,7 +55,7 @@ def plan_command(
         found = _found(step, budget_bytes, options | {"progress": progress})
     if not as_json:
         _show(found)
-    if output and isinstance(found, memfit.Plan):
+    if output is not None and isinstance(found, memfit.Plan):
         with _for_later(refused):
             _write(found, output)
     sizes = None
@@ -115,6 +115,8 @@ def _record(found: memfit.Plan | Infeasible, budget: int) -> dict[str, Any]:
 
 def _refuse_missing_folder(path: str) -> None:
     """Before a plan is looked for, which takes a while."""
+    if not path:
+        raise MemfitError("The plan cannot be written: -o has an empty name. Give a file, as in -o plan.json, or leave -o out.")
     folder = Path(path).parent
     if Path(path).is_dir():
         raise MemfitError(f"The plan cannot be written to {path}: it is a folder. Give a file in it, as in -o {Path(path) / 'plan.json'}.")

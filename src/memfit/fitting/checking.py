@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+
 from memfit.errors import MemfitError
 from memfit.growth import lasts, left_behind, steps_in_words, steps_inside
 from memfit.records import Ledger
@@ -41,11 +43,13 @@ def why_it_fits(ledger: Ledger, budget: int) -> tuple[bool, str]:
 
 
 def refuse_incomparable(baseline: Ledger, now: Ledger, profiled: str) -> None:
-    """Only a prediction for the same device and batch differs from this one by what the step itself has become."""
+    """Only a prediction under the same conditions differs from this one by what the step itself has become."""
     differences = [
         *(["it was measured, and this is predicted"] if not baseline.predicted else []),
         *([f"it is for {baseline.device}, and this is for {now.device}"] if baseline.device != now.device else []),
         *([f"its batch is {baseline.batch_size}, and this one's is {now.batch_size}"] if baseline.batch_size != now.batch_size else []),
+        *(["an earlier memfit made it, and it does not say under which conditions"] if not baseline.conditions else []),
+        *_other_conditions(baseline.conditions, now.conditions),
     ]
     if differences:
         raise MemfitError(
@@ -53,13 +57,27 @@ def refuse_incomparable(baseline: Ledger, now: Ledger, profiled: str) -> None:
         )
 
 
+def _other_conditions(then: Mapping[str, str], now: Mapping[str, str]) -> Iterator[str]:
+    for fact in dict.fromkeys((*then, *now)) if then else ():
+        if then.get(fact) != now.get(fact):
+            yield f"its {fact} is {then.get(fact, 'none')}, and this one's is {now.get(fact, 'none')}"
+
+
 def grown_since(baseline: Ledger, now: Ledger, tolerance: float) -> list[dict[str, str | int]]:
-    """The modules that hold more at the peak than they did, by more than the tolerance, the largest growth first.
+    """The modules that hold more at their highest moment than they did, by more than the tolerance, the largest growth first.
 
     What is next to nothing beside the whole peak is left out, unless the peak itself grew beyond the tolerance: little by little it may.
+    Then those that hold more at the peak are told as well: none of them need hold more than it ever did for more to meet there.
     """
     peak_grew = now.peak_bytes - baseline.peak_bytes > tolerance * baseline.peak_bytes
     floor = 0.0 if peak_grew else tolerance * _NEXT_TO_NOTHING * baseline.peak_bytes
-    grown = [(module, size - baseline.by_module.get(module, 0)) for module, size in now.by_module.items()]
-    over = [(module, more) for module, more in grown if more > max(floor, tolerance * baseline.by_module.get(module, 0))]
-    return [{"module": module, "bytes": more} for module, more in sorted(over, key=lambda row: -row[1])]
+    grown = _over(baseline.most_by_module, now.most_by_module, floor, tolerance)
+    if peak_grew:
+        at_peak = _over(baseline.by_module, now.by_module, floor, tolerance)
+        grown |= {module: max(more, grown.get(module, 0)) for module, more in at_peak.items()}
+    return [{"module": module, "bytes": more} for module, more in sorted(grown.items(), key=lambda row: -row[1])]
+
+
+def _over(then: Mapping[str, int], now: Mapping[str, int], floor: float, tolerance: float) -> dict[str, int]:
+    grown = {module: size - then.get(module, 0) for module, size in now.items()}
+    return {module: more for module, more in grown.items() if more > max(floor, tolerance * then.get(module, 0))}

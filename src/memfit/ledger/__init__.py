@@ -6,7 +6,7 @@ import numpy as np
 
 from memfit.errors import MemfitError
 from memfit.ledger.findings import findings_in
-from memfit.ledger.owners import by, by_category, owners_at
+from memfit.ledger.owners import by, by_category, most_by_module, owners_at
 from memfit.ledger.timeline import live_bytes, reaching, stretches
 from memfit.records import Ledger, Trace
 
@@ -16,7 +16,7 @@ _ALWAYS_UNSURE = 0.005  # of the peak: small things nobody models, seen in the a
 
 
 def account(trace: Trace, causes: bool = True) -> Ledger:
-    """The ledger of a step; looking for root causes takes longest, and a planner that weighs many ledgers leaves it out."""
+    """The ledger of a step; root causes and modules' own peaks take longest, and a planner that weighs many ledgers leaves them out."""
     if not trace.ops:
         raise MemfitError("The step ran no operator at all, so there is nothing to count: does its loss use the model?")
     if trace.process.measured_peak_bytes is not None:
@@ -55,4 +55,6 @@ def account(trace: Trace, causes: bool = True) -> Ledger:
         notes=trace.notes,
         trace=trace,
         growth_bytes=trace.growth_bytes,
+        most_by_module=most_by_module(trace) if causes else {},
+        conditions=trace.conditions,
     )

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
+from itertools import accumulate
 
-from memfit.ledger.timeline import alive_at
+from memfit.ledger.timeline import alive_at, last_op
 from memfit.records import CATEGORIES, Owner, Storage, Trace
 
 
@@ -20,12 +21,31 @@ def owners_at(trace: Trace, op: int) -> tuple[Owner, ...]:
     return tuple(sorted(owners, key=lambda owner: -owner.bytes))
 
 
+def most_by_module(trace: Trace) -> dict[str, int]:
+    """What each module holds at its own highest moment, the largest first: what others hold, and when, changes nothing of it."""
+    changes: defaultdict[str, Counter[int]] = defaultdict(Counter)
+    for storage in trace.storages:
+        change = changes[module_of(trace, storage)]
+        change[max(storage.born, 0)] += storage.bytes
+        change[last_op(storage, len(trace.ops)) + 1] -= storage.bytes
+    for number, op in enumerate(trace.ops):
+        if op.workspace:
+            changes[op.module].update({number: op.workspace, number + 1: -op.workspace})
+    most = {module: max(accumulate(size for _, size in sorted(change.items()))) for module, change in changes.items()}
+    return dict(sorted(most.items(), key=lambda item: -item[1]))
+
+
+def module_of(trace: Trace, storage: Storage) -> str:
+    """The module that made it; of what was there before the step, the storage's own name."""
+    return storage.name if storage.born < 0 else trace.ops[storage.born].module or storage.name
+
+
 def _owner(trace: Trace, storage: Storage, saved: bool) -> Owner:
-    category = category_of(trace, storage, saved)
+    category, module = category_of(trace, storage, saved), module_of(trace, storage)
     if storage.born < 0:
-        return Owner(storage.bytes, category, "", storage.name, "")
+        return Owner(storage.bytes, category, "", module, "")
     op = trace.ops[storage.born]
-    return Owner(storage.bytes, category, op.name, op.module or storage.name, op.source)
+    return Owner(storage.bytes, category, op.name, module, op.source)
 
 
 def category_of(trace: Trace, storage: Storage, saved: bool) -> str:

@@ -55,7 +55,7 @@ def print_check(view: CheckView, console: Console) -> None:
     show(_checked(view, width), console, width)
     if view.grown:
         rows = [Text.assemble((f"{more:>{SIZE}}", "bold"), f"  {module}") for more, module in view.grown]
-        show([Text("What grew since the baseline, at the peak", "bold"), *rows], console, width)
+        show([Text("What grew since the baseline, each at its highest", "bold"), *rows], console, width)
 
 
 def print_levers(rows: Iterable[Sequence[str]], console: Console) -> None:

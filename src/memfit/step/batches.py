@@ -24,6 +24,20 @@ def tensors_in(batch: Any, path: str = "batch") -> Iterator[tuple[str, torch.Ten
             yield from tensors_in(value, f"{path}[{position}]")
 
 
+def tensor_facts(batch: Any) -> dict[str, str]:
+    """What each tensor of a nested batch is, wherever it is.
+
+    >>> tensor_facts({"x": torch.zeros(2, 3)})
+    {"batch['x']": 'float32 [2, 3]'}
+    """
+    return {path: tensor_fact(tensor) for path, tensor in tensors_in(batch)}
+
+
+def tensor_fact(tensor: torch.Tensor) -> str:
+    """Its type and shape."""
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+
+
 def map_tensors(change: Callable[[torch.Tensor], torch.Tensor], batch: Any, otherwise: Callable[[Any], Any] = lambda value: value) -> Any:
     """The same nest with each tensor changed; anything else in it stays, or becomes what `otherwise` makes of it.
 

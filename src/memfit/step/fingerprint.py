@@ -17,7 +17,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from memfit.step import Phase, Step
-from memfit.step.batches import tensors_in
+from memfit.step.batches import tensor_fact, tensor_facts
 from memfit.step.codes import code_fact, function_of
 
 _CODE = re.compile(r", code \w+ of Python (\S+)")
@@ -41,7 +41,7 @@ def fingerprint(step: Step) -> dict[str, str]:
     for name, model in step.models.items():
         facts.update(_model_facts(f"model {name}" if name else "model", model))
     facts.update(_code_facts(step.models.values()))
-    facts.update({path: _tensor_fact(t) for path, t in tensors_in(step.batch)})
+    facts.update(tensor_facts(step.batch))
     for phase in step.all_phases:
         facts[f"phase {phase.name}" if phase.name else "training"] = _phase_fact(phase)
         facts[f"loss {phase.name}" if phase.name else "loss"] = code_fact(phase.loss if step.loss is None else step.loss)
@@ -88,7 +88,7 @@ def _model_facts(word: str, model: nn.Module) -> Iterator[tuple[str, str]]:
 def _tensors_fact(tensors: Sequence[tuple[str, torch.Tensor]]) -> str:
     values = sum(t.numel() for _, t in tensors)
     trained = sum(t.numel() for _, t in tensors if t.requires_grad)
-    digest = _digest(f"{name} {_tensor_fact(t)} {t.requires_grad}" for name, t in tensors)
+    digest = _digest(f"{name} {tensor_fact(t)} {t.requires_grad}" for name, t in tensors)
     return f"{len(tensors)} tensor{'s' * (len(tensors) > 1)}, {values:,} values, {trained:,} trained, digest {digest}"
 
 
@@ -133,10 +133,6 @@ def _is_torchs(kind: type[Any]) -> bool:
 
 def _digest(lines: Iterable[str]) -> str:
     return hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()[:8]
-
-
-def _tensor_fact(tensor: torch.Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
 
 
 def _phase_fact(phase: Phase) -> str:

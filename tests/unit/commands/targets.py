@@ -4,8 +4,8 @@ TRAIN = """
 import torch
 import memfit
 
-def build(width=4):
-    model = torch.nn.Linear(width, 1, bias=False)
+def build(width=4, outputs=1):
+    model = torch.nn.Linear(width, outputs, bias=False)
     print("words of the user's")
     return memfit.Step(model, lambda m, b: m(b).pow(2).mean(), torch.optim.SGD(model.parameters(), 0.1), torch.ones(3, width))
 
@@ -36,4 +36,7 @@ def leaking():
 def looking():
     step = build()
     return memfit.Step(step.model, lambda m, b: m(b).mean() * (2 if b.sum() > 0 else 1), step.optimizer, step.batch)
+
+def grown():
+    return build(outputs=4096)
 """

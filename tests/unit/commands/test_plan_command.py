@@ -82,6 +82,7 @@ def test_options_are_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:
         (["none.py:build", "--budget", "16GiB", "-o", "no/where/plan.json"], "The plan cannot be written to no/where/plan.json"),
         (["none.py:build", "--budget", "16GiB", "-o", "."], "it is a folder. Give a file in it, as in -o plan.json"),
         (["none.py:build", "--budget", "16GiB", "-o", "no/where/plan.json"], "there is no folder no/where. Make it, or give another file"),
+        (["none.py:build", "--budget", "16GiB", "-o", ""], "-o has an empty name. Give a file, as in -o plan.json, or leave -o out"),
         (["train.py:broken", "--budget", "1GiB"], "This step cannot be trained:\n  - train.py:"),
         (["train.py:looking", "--budget", "1GiB"], "This step cannot be simulated: train.py:"),
     ],

@@ -63,6 +63,15 @@ def test_a_trace_counted_by_hand() -> None:
     assert [(s.phase, s.first, s.last) for s in ledger.stretches] == [("forward", 0, 1), ("backward", 2, 2), ("optimizer", 3, 3)]
 
 
+def test_each_module_has_its_own_highest_moment_whenever_the_peak_is() -> None:
+    """module.grad is highest after the peak, with what it makes and what it takes inside."""
+    again = replace(BY_HAND, storages=(*BY_HAND.storages, Storage(60, 0, 0), Storage(30, 2, 2)))
+    assert account(again).most_by_module == {
+        "weight": 1000, "module.conv": 560, "module.relu": 300, "module.grad": 270, "batch": 100, "": 7
+    }  # fmt: skip
+    assert account(again).by_module.get("module.grad") is None and account(again, causes=False).most_by_module == {}
+
+
 def test_a_workspace_counts_while_its_op_runs_and_widens_the_interval() -> None:
     storages = tuple(replace(s, bytes=0) if s.bytes == 300 else s for s in BY_HAND.storages)
     ledger = account(replace(BY_HAND, storages=storages))
@@ -96,6 +105,7 @@ def test_every_attribution_sums_to_the_peak(make: Callable[[], Step], simulate: 
     for sums in (ledger.by_category, ledger.by_module, ledger.by_op, ledger.by_source):
         assert sum(sums.values()) == ledger.peak_bytes
     assert sum(owner.bytes for owner in ledger.at_peak) == ledger.peak_bytes == max(ledger.timeline)
+    assert all(0 < size <= ledger.most_by_module[module] <= ledger.peak_bytes for module, size in ledger.by_module.items())
     assert ledger.timeline[ledger.peak_op] == ledger.peak_bytes
     assert ledger.trace is not None and tuple(live_bytes(ledger.trace)) == ledger.timeline
     assert ledger.by_category["parameters"] == sum(s.bytes for s in ledger.trace.storages if s.kind == "parameters")

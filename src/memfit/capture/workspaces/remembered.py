@@ -12,12 +12,21 @@ import torch
 _FORMATS = {"workspaces": 7, "times": 3}  # of the entries: [bytes inside, their uncertainty, bytes kept]; [seconds, of all processors]
 
 
+def machine_facts() -> dict[str, str]:
+    """What measurements depend on beside torch's version."""
+    return {
+        "instruction set": torch.backends.cpu.get_cpu_capability(),
+        "number of threads": str(torch.get_num_threads()),
+        "kernels": "onednn" if torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled else "native",
+        "algorithms": "deterministic" if torch.are_deterministic_algorithms_enabled() else "any",
+    }
+
+
 def machine_kind() -> str:
-    """What measurements depend on, as a file name."""
-    kernels = "onednn" if torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled else "native"
-    exact = "-deterministic" if torch.are_deterministic_algorithms_enabled() else ""
-    capability = torch.backends.cpu.get_cpu_capability().lower().replace(" ", "")
-    return f"torch-{torch.__version__}-{capability}-{torch.get_num_threads()}threads-{kernels}{exact}"
+    """The same as a file name."""
+    instructions, threads, kernels, algorithms = machine_facts().values()
+    exact = "-deterministic" if algorithms == "deterministic" else ""
+    return f"torch-{torch.__version__}-{instructions.lower().replace(' ', '')}-{threads}threads-{kernels}{exact}"
 
 
 def cache_directory() -> Path:
