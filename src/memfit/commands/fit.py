@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     "--compile-for",
     metavar="STEPS",
     type=click.IntRange(min=1),
-    help="Also try torch.compile, its seconds spread over so many steps; for it the plain step is run whole, beyond the budget if need be.",
+    help="Also try torch.compile, its seconds spread over so many steps; the plain step is run for it, whatever the budget.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the record as JSON.")
 def fit_command(

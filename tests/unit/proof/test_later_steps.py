@@ -72,7 +72,8 @@ def with_adam() -> Step:
 @pytest.mark.parametrize("name", WRONG)
 def test_what_is_wrong_in_the_last_step_alone_is_caught(name: str, beside: SmallLever) -> None:
     wrong, what = WRONG[name]
-    for make in (convolutional_2d, with_adam):
+    swallowed = name == "averaged" and beside is not CHECKPOINT  # by what Adam makes of rounding: a right plan may be off as far
+    for make in (convolutional_2d,) if swallowed else (convolutional_2d, with_adam):
         verdict = judged(make(), NOTHING, beside, wrong)
         assert not verdict.equivalent and verdict.culprit == name and what in verdict.worst.what
 
