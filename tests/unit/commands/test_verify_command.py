@@ -47,6 +47,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     import train  # type: ignore[import-not-found]
 
     plan_of(train.build(), NOTHING).save("plan.json")
+    plan_of(train.broken(), NOTHING).save("broken.json")
     plan_of(train.build(), NOTHING, WRONG["weakened"]).save("wrong.json")
     yield tmp_path
     sys.modules.pop("train", None)
@@ -109,11 +110,11 @@ def test_steps_and_limit_are_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:
         (["train.py:build", "--plan", "odd_table.json"], "The plan's saved is damaged: its settings cannot be read"),
         (["train.py:build", "--plan", "odd_how.json"], "The plan's optimizer is damaged: 'how' is 'foo'. Plan again"),
         (["train.py:without_values", "--plan", "plan.json"], "its tensors are on meta and hold no values"),
-        (["train.py:wider", "--plan", "plan.json"], "This plan was made for another step:\n  - model.weight: 1 tensor, 4 values"),
+        (["train.py:wider", "--plan", "plan.json"], "This plan was made for another step:\n  - model: Linear(in_features=4, "),
         (["train.py:build", "--plan", "unknown.json"], "a lever 'unknown', which this memfit does not have"),
         (["train.py:build"], "Missing option '--plan'"),
         (["train.py:build", "--plan", "plan.json", "--limit", "much"], "'much' is not an amount of memory"),
-        (["train.py:broken", "--plan", "plan.json"], "This step cannot be trained:\n  - train.py:20 raised RuntimeError"),
+        (["train.py:broken", "--plan", "broken.json"], "This step cannot be trained:\n  - train.py:20 raised RuntimeError"),
     ],
 )
 def test_a_mistake_is_one_message_and_exit_2(arguments: list[str], words: str, capfd: pytest.CaptureFixture[str]) -> None:
