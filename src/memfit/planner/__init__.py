@@ -10,7 +10,8 @@
    become limits of the next proposal (inquiry.py); before and after, single decisions are changed while that helps, and with time left,
    pairs of them. Where there are few tables, every_table.py tries them all instead.
 4. fitting/planning.py applies the fastest proposal to simulated tensors and captures it. What does not fit then is never shown, and what it
-   showed of peak and heap counts for the next proposals (learning.py).
+   showed of peak and heap counts for the next proposals (learning.py). Where nothing fits after several, less and less is asked for, and
+   in the end the lowest there is; if that does not fit either, impossible.py says what fills it and what would help.
 5. The plan tells how far it may be from the best. programme.py learns from what it got wrong, so what it proves is no bound; bound.py
    solves another one, which knows less than a step does and so never asks for more than the best table takes. comparing.py takes the
    lowest of these over all combinations that could be faster (Plan.gap), and says of those that were skipped why; reaching.py what each
