@@ -54,12 +54,15 @@ def _on_the_line(seen: Sequence[tuple[int, int]], room: int) -> float:
 
     A heap may hold as much more as the peak is lower: then no table helps, and what is asked for is so low that other levers come.
 
-    >>> _on_the_line([(100, 20), (90, 20)], 105), _on_the_line([(100, 20), (90, 30)], 110)
-    (85.0, -110.0)
+    Upwards, where others were seen that have more beside their peak whatever the heap does, each byte counts.
+
+    >>> _on_the_line([(100, 20), (90, 20)], 105), _on_the_line([(100, 20), (90, 30)], 110), _on_the_line([(100, 20), (90, 30)], 125)
+    (85.0, -110.0, 95.0)
     """
     least, at = min((peak + slack, peak) for peak, slack in seen)
     slopes = [(peak + slack - least) / (peak - at) for peak, slack in seen if peak != at]
-    return at - (least - room) / min(1.0, max(_LEAST_SLOPE, min(slopes, default=1.0)))
+    slope = min(1.0, max(_LEAST_SLOPE, min(slopes, default=1.0))) if least > room else 1.0
+    return at - (least - room) / slope
 
 
 def _heap_of(combination: Combination) -> tuple[int, str]:
